@@ -1,0 +1,75 @@
+#include "base/sys.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <linux/memfd.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/status.h"
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+
+int tn_sys_pidfd_open(pid_t pid)
+{
+    int fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    return fd >= 0 ? fd : tn_fail_errno("pidfd_open of process %d", (int)pid);
+}
+
+bool tn_sys_pidfd_alive(int pidfd)
+{
+    struct pollfd poll_fd = {.fd = pidfd, .events = POLLIN};
+    return poll(&poll_fd, 1, 0) == 0; /* readable once the process has ended */
+}
+
+int tn_sys_memfd(const char *name)
+{
+    int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    return fd >= 0 ? fd : tn_fail_errno("memfd_create %s", name);
+}
+
+ssize_t tn_sys_process_vm(bool write, pid_t pid, const struct iovec *local, unsigned long n_local,
+                          const struct iovec *remote, unsigned long n_remote)
+{
+    return syscall(write ? SYS_process_vm_writev : SYS_process_vm_readv, (long)pid, local, n_local, remote, n_remote,
+                   0L);
+}
+
+int tn_sys_random(void *bytes, size_t length)
+{
+    uint8_t *next = bytes;
+    while (length) {
+        ssize_t got = syscall(SYS_getrandom, next, length, 0);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            return tn_fail_errno("getrandom");
+        next += got;
+        length -= (size_t)got;
+    }
+    return TN_OK;
+}
+
+int tn_sys_nonblocking(int fd)
+{
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
+        return tn_fail_errno("making descriptor %d non-blocking", fd);
+    return TN_OK;
+}
+
+void tn_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns)
+{
+    struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, &timeout, NULL, 0);
+}
+
+void tn_futex_wake(_Atomic uint32_t *word, int count)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
+}

@@ -1,0 +1,274 @@
+/* The whole C interface of tensor-transport: what bindings/ mirrors and nothing else is visible.
+ *
+ * Conventions: functions return 0 or a positive count on success and a negative enum tn_status otherwise; outputs are
+ * set only on success; the reason of the last failure on this thread is in tn_last_error(). Times are nanoseconds of
+ * CLOCK_MONOTONIC; sizes are bytes. Any function may be called from any thread unless it says otherwise. C never calls
+ * back into the caller's language.
+ */
+#ifndef TRANSPORT_NATIVE_H
+#define TRANSPORT_NATIVE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define TN_KEY_BYTES 16
+#define TN_INCARNATION_BYTES 16
+#define TN_MAX_RAILS 8
+#define TN_MAX_NOTIFY 1024       /* largest payload of one notification */
+#define TN_MAX_CONTROL (1 << 18) /* largest control message between two engines */
+#define TN_TEXT_BYTES 256        /* error texts that leave with a struct are cut to this */
+#define TN_NO_SEGMENT UINT32_MAX
+#define TN_NO_DEADLINE UINT64_MAX
+
+enum tn_status {
+    TN_PENDING = 1, /* not an error: the operation is still in flight */
+    TN_OK = 0,
+    TN_AGAIN = -1,          /* no room now; try again after progress */
+    TN_INVALID = -2,        /* the caller's mistake */
+    TN_UNAVAILABLE = -3,    /* no library, device or permission */
+    TN_NOMEM = -4,
+    TN_SYSTEM = -5,         /* a system call failed: see tn_last_errno() */
+    TN_PEER_LOST = -6,      /* the peer died, vanished or stopped answering */
+    TN_PEER_REFUSED = -7,
+    TN_VERSION = -8,
+    TN_REMOTE_ACCESS = -9,  /* outside the remote region, or not allowed by its access mode or key */
+    TN_STALE = -10,         /* the remote region was closed, or its owner restarted */
+    TN_DEADLINE = -11,
+    TN_CANCELLED = -12,
+    TN_PROTOCOL = -13,      /* the peer sent something that the wire protocol does not allow */
+    TN_CLOSED = -14,        /* the engine or the peer was closed on this side */
+    TN_VERBS = -15,         /* a work completion failed: see tn_result.vendor and .text */
+    TN_NO_PATH = -16,       /* none of the allowed providers can carry this transfer */
+    TN_FLUSHED = -17,       /* ended because another operation failed; never the first error */
+};
+
+enum tn_access { TN_READ = 1, TN_WRITE = 2 };
+enum tn_op { TN_OP_READ = 1, TN_OP_WRITE = 2 };
+
+/* Providers that this library ships; third parties are given the ids from TN_PROVIDER_FIRST_FOREIGN on. */
+enum tn_provider_id {
+    TN_PROVIDER_SHM = 0,
+    TN_PROVIDER_VERBS = 1,
+    TN_PROVIDER_TCP = 2,
+    TN_PROVIDER_FIRST_FOREIGN = 3,
+    TN_MAX_PROVIDERS = 8,
+};
+
+struct tn_engine;
+struct tn_peer;
+struct tn_region;
+struct tn_segment;
+struct tn_transfer;
+struct tn_queue;
+
+/* ---- errors, copying, facts ------------------------------------------------------------------------------------- */
+const char *tn_version(void);
+const char *tn_last_error(void); /* text of this thread's last failure; "" if none */
+int tn_last_errno(void);
+const char *tn_status_name(int status);
+uint64_t tn_now(void); /* CLOCK_MONOTONIC, ns */
+
+/* Ways to copy, so that benchmarks measure the very routines that transfers use. */
+enum tn_copy_kind { TN_COPY_AUTO = 0, TN_COPY_MEMCPY = 1, TN_COPY_STREAMING = 2 /* non-temporal stores */ };
+void tn_copy(void *to, const void *from, size_t bytes);
+int tn_copy_as(enum tn_copy_kind kind, void *to, const void *from, size_t bytes); /* TN_UNAVAILABLE if not on this CPU */
+/* Median-friendly copy loop in C: copies bytes `iterations` times with `threads` threads at once (each its own share of
+ * the buffer); writes each iteration's ns to `ns`. */
+int tn_copy_measure(enum tn_copy_kind kind, void *to, const void *from, size_t bytes, uint32_t threads,
+                    uint32_t iterations, uint64_t *ns);
+
+/* ---- engine ------------------------------------------------------------------------------------------------------ */
+struct tn_engine_options {
+    uint8_t incarnation[TN_INCARNATION_BYTES];
+    uint64_t liveness_ns;       /* a peer silent for this long is lost; heartbeats go out at a quarter of it */
+    uint64_t inline_bytes;      /* CPU copies up to this total run inside tn_submit */
+    uint64_t chunk_bytes;       /* CPU copies and stream frames are cut into pieces of this size */
+    uint32_t notify_depth;      /* notifications that one peer may have unread here */
+    uint32_t max_regions;
+    uint32_t stream_window;     /* requests in flight per stream */
+    uint32_t order[TN_MAX_PROVIDERS]; /* provider ids, most wanted first */
+    uint32_t providers;               /* how many of order[] are set */
+};
+
+int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **out);
+/* Fails everything in flight with TN_CLOSED, stops the thread, frees all. No other call on this engine, its peers,
+ * regions or transfers may run or follow, except tn_transfer_* on transfers not yet released. */
+void tn_engine_close(struct tn_engine *engine);
+
+enum tn_event_kind {
+    TN_EVENT_NONE = 0,
+    TN_EVENT_CONTROL = 1,   /* a control message from a peer: bytes in the buffer */
+    TN_EVENT_PEER_DOWN = 2, /* status and text say why */
+    TN_EVENT_RETIRED = 3,   /* an abandoned transfer is quiet: its memory may go; cookie says which */
+};
+struct tn_event {
+    uint32_t kind;
+    int32_t status;
+    uint64_t cookie; /* of the peer (tn_peer_open) or of the transfer (tn_transfer_abandon) */
+    uint64_t length; /* bytes of the control message */
+    char text[TN_TEXT_BYTES];
+};
+int tn_engine_event_fd(struct tn_engine *engine); /* readable while events wait */
+/* 1 and an event, or 0 when there is none. `buffer` must hold TN_MAX_CONTROL bytes. */
+int tn_engine_next_event(struct tn_engine *engine, struct tn_event *event, void *buffer);
+
+/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* A segment is a sealed memfd mapped here, which peers on this host may map too. */
+int tn_segment_open(struct tn_engine *engine, uint64_t bytes, uint32_t access, struct tn_segment **out);
+void *tn_segment_address(struct tn_segment *segment);
+uint32_t tn_segment_number(struct tn_segment *segment);
+uint64_t tn_segment_bytes(struct tn_segment *segment);
+int tn_segment_reserve(struct tn_segment *segment, uint64_t offset, uint64_t bytes); /* allocate its pages now */
+int tn_segment_discard(struct tn_segment *segment, uint64_t offset, uint64_t bytes); /* give its pages back */
+void tn_segment_close(struct tn_segment *segment);
+
+/* What a peer needs to use a region: the C half of a remote handle. Plain data. */
+struct tn_remote {
+    uint64_t number;
+    uint64_t generation;
+    uint8_t key[TN_KEY_BYTES];
+    uint64_t address; /* in the owner's address space */
+    uint64_t length;
+    uint64_t segment_offset;
+    uint32_t segment; /* TN_NO_SEGMENT for private memory */
+    uint32_t access;  /* enum tn_access bits */
+    uint32_t rkeys[TN_MAX_RAILS];
+};
+
+/* `segment` may be NULL (private memory). A region whose access differs from its segment's is not offered for mapping. */
+int tn_region_open(struct tn_engine *engine, void *address, uint64_t length, uint32_t access,
+                   struct tn_segment *segment, struct tn_region **out);
+void tn_region_describe(struct tn_region *region, struct tn_remote *out);
+/* Revokes the region everywhere at once, then waits until no peer can touch the memory any more. TN_DEADLINE: something
+ * still may; the memory must not be given back yet (tn_region_quiet tells when it may). Idempotent until release. */
+int tn_region_close(struct tn_region *region, uint64_t timeout_ns);
+int tn_region_quiet(struct tn_region *region); /* 1: closed and nobody can touch its memory */
+void tn_region_release(struct tn_region *region); /* only after it is quiet */
+
+/* ---- peers ------------------------------------------------------------------------------------------------------- */
+/* A peer begins as "connecting": transfers submitted to it wait (within their deadlines) until tn_peer_up. */
+int tn_peer_open(struct tn_engine *engine, const uint8_t incarnation[TN_INCARNATION_BYTES], uint64_t cookie,
+                 struct tn_peer **out);
+/* The engine's own incarnation: transfers between its own regions and local memory. Up at once. */
+int tn_peer_open_self(struct tn_engine *engine, uint64_t cookie, struct tn_peer **out);
+/* Hands over the authenticated, connected stream socket (owned by C from here, also on failure) and lets the waiting
+ * transfers go. Providers must have been attached before. `as_provider`: TN_PROVIDER_TCP for an inet socket,
+ * TN_PROVIDER_SHM for a unix socket (its stream is then shm's last resort); `peer_notify_depth` is what the peer's
+ * engine was opened with. */
+int tn_peer_up(struct tn_peer *peer, int fd, uint32_t as_provider, uint32_t peer_notify_depth);
+/* Ends the connection or the attempt: everything in flight fails with `status` (TN_PEER_LOST, TN_PEER_REFUSED, ...). */
+void tn_peer_down(struct tn_peer *peer, int status, const char *text);
+int tn_peer_state(struct tn_peer *peer); /* TN_PENDING connecting, TN_OK up, negative: why it is down */
+int tn_peer_send(struct tn_peer *peer, const void *bytes, size_t length); /* a control message */
+void tn_peer_release(struct tn_peer *peer);
+
+struct tn_counters {
+    uint64_t operations, bytes, errors, retries;
+};
+struct tn_peer_stats {
+    struct tn_counters provider[TN_MAX_PROVIDERS]; /* transfers this side started */
+    uint64_t served_operations, served_bytes;      /* stream requests of the peer that this side served */
+    uint64_t notifications_sent, notifications_received;
+    uint64_t heartbeats_sent;
+    uint64_t last_heard_ns;
+};
+void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out);
+/* What this peer could use, and why not: one line per attached provider, for reports. */
+int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text, size_t capacity);
+
+/* ---- transfers --------------------------------------------------------------------------------------------------- */
+/* `rows` rows of `length` bytes; row r begins at local_address + r * local_stride and remote_offset + r * remote_stride. */
+struct tn_range {
+    uint64_t local_address;
+    struct tn_region *local_region; /* may be NULL; RDMA needs it */
+    uint64_t remote_offset;         /* from the start of the remote region */
+    uint64_t length;
+    uint64_t rows;
+    int64_t local_stride;
+    int64_t remote_stride;
+    uint32_t remote; /* index into tn_batch.remotes */
+    uint32_t reserved;
+};
+
+struct tn_batch {
+    uint32_t op;        /* enum tn_op */
+    uint32_t providers; /* bit mask of provider ids that may carry it */
+    const struct tn_remote *remotes;
+    const struct tn_range *ranges;
+    uint64_t n_remotes;
+    uint64_t n_ranges;
+    uint64_t deadline_ns; /* absolute; TN_NO_DEADLINE for none */
+    const void *notify;   /* copied; NULL for none */
+    uint32_t notify_length;
+    uint32_t notify_remote; /* index into remotes: the region that the notification names */
+};
+
+/* Checks everything, then begins. The structs are copied; the memory must stay until the transfer is quiet. */
+int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out);
+
+struct tn_result {
+    int32_t status; /* TN_PENDING, TN_OK or the first real error */
+    int32_t error;  /* errno or work completion status, 0 if none */
+    uint32_t vendor;
+    uint32_t provider;
+    uint64_t bytes;      /* of the whole transfer */
+    uint64_t elapsed_ns; /* submit to completion */
+    char path[32];       /* how the provider carried it: "mapped", "process_vm", "stream", "rc", ... */
+    char text[TN_TEXT_BYTES];
+};
+
+int tn_transfer_status(struct tn_transfer *transfer); /* TN_PENDING, TN_OK or negative */
+int tn_transfer_quiet(struct tn_transfer *transfer);  /* 1: no byte of it can move any more, here or there */
+void tn_transfer_result(struct tn_transfer *transfer, struct tn_result *out);
+/* Makes progress until the transfer ends or the time is over: the status, or TN_PENDING. Also returns (TN_PENDING) on
+ * a signal. */
+int tn_transfer_wait(struct tn_transfer *transfer, uint64_t timeout_ns);
+/* As above, until it is quiet: 1, or 0 when the time is over. */
+int tn_transfer_wait_quiet(struct tn_transfer *transfer, uint64_t timeout_ns);
+void tn_transfer_cancel(struct tn_transfer *transfer);
+/* When the transfer ends, put `cookie` into `queue`: TN_PENDING, or the status if it has ended (then nothing is put). */
+int tn_transfer_watch(struct tn_transfer *transfer, struct tn_queue *queue, uint64_t cookie);
+/* The caller loses interest before it is quiet: TN_PENDING and later an event TN_EVENT_RETIRED with `cookie`, upon which
+ * tn_transfer_release is called; or TN_OK if it is quiet already (no event). */
+int tn_transfer_abandon(struct tn_transfer *transfer, uint64_t cookie);
+void tn_transfer_release(struct tn_transfer *transfer); /* only when quiet */
+
+/* ---- completion queues: one per event loop or poller ------------------------------------------------------------- */
+int tn_queue_open(struct tn_engine *engine, struct tn_queue **out);
+int tn_queue_fd(struct tn_queue *queue); /* an eventfd: readable when armed and something came */
+uint32_t tn_queue_reap(struct tn_queue *queue, uint64_t *cookies, uint32_t capacity);
+int tn_queue_arm(struct tn_queue *queue); /* 1: something is there already, reap again; 0: armed */
+/* Cookie 0 is put when a notification comes and the queue has been asked for them. */
+void tn_queue_want_notifications(struct tn_queue *queue, int wanted);
+void tn_queue_close(struct tn_queue *queue);
+
+/* ---- notifications ----------------------------------------------------------------------------------------------- */
+struct tn_notification {
+    uint64_t peer_cookie;
+    uint64_t region_number;
+    uint32_t length;
+    uint8_t payload[TN_MAX_NOTIFY];
+};
+int tn_notification_poll(struct tn_engine *engine, struct tn_notification *out); /* 1 or 0 */
+/* Makes progress until one is there: 1, or 0 when the time is over (or on a signal). Does not take it. */
+int tn_notification_wait(struct tn_engine *engine, uint64_t timeout_ns);
+
+/* ---- shm: what two engines on one host exchange over a unix socket before they can share memory ------------------ */
+struct tn_shm_connection;
+struct tn_shm_offer {
+    uint64_t token_address; /* the peer proves that process_vm reaches this engine by reading the token there */
+    uint8_t token[TN_KEY_BYTES];
+    uint64_t directory_bytes;
+};
+int tn_shm_connection_open(struct tn_engine *engine, struct tn_shm_connection **out);
+/* fds: [0] the region directory (read-only), [1] the hazard page; borrowed, valid while the connection is. */
+int tn_shm_connection_offer(struct tn_shm_connection *connection, struct tn_shm_offer *offer, int fds[2]);
+/* `pid` as the kernel tells (SO_PEERCRED). Takes the descriptors, also on failure. */
+int tn_shm_connection_accept(struct tn_shm_connection *connection, int pid, const struct tn_shm_offer *offer,
+                             const int fds[2]);
+/* 1: process_vm works; 0: it does not and `text` says why. */
+int tn_shm_connection_process_vm(struct tn_shm_connection *connection, char *text, size_t capacity);
+int tn_shm_connection_attach(struct tn_shm_connection *connection, struct tn_peer *peer); /* the peer owns it then */
+void tn_shm_connection_close(struct tn_shm_connection *connection); /* only if it was not attached */
+
+#endif

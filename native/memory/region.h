@@ -1,0 +1,67 @@
+/* The regions that this engine owns: a table by number, and the directory page that peers on this host map to see at once
+ * that a region was revoked. */
+#ifndef TN_MEMORY_REGION_H
+#define TN_MEMORY_REGION_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/list.h"
+#include "transport_native.h"
+
+struct tn_regions;
+
+struct tn_region {
+    struct tn_engine *engine;
+    struct tn_regions *regions;
+    struct tn_remote remote; /* what a handle carries; remote.address is the local address */
+    struct tn_segment *segment;
+    _Atomic uint32_t users; /* transfers and served requests that touch it now */
+    _Atomic uint32_t revoked;
+    bool closed_by_providers;
+    void *provider_data[TN_MAX_PROVIDERS]; /* e.g. memory registrations */
+};
+
+/* The directory: one word per region number, its generation while the region is live. In a memfd of `bytes` bytes; the fd is
+ * read-only for peers. Numbers begin at 1: word 0 holds TN_DIRECTORY_MAGIC. A slot's generation only grows. */
+#define TN_DIRECTORY_MAGIC 0x544e4449524f4e45u
+
+int tn_regions_open(uint32_t max_regions, struct tn_regions **out);
+void tn_regions_close(struct tn_regions *regions);
+int tn_regions_directory_fd(struct tn_regions *regions); /* borrowed, read-only */
+uint64_t tn_regions_directory_bytes(struct tn_regions *regions);
+
+/* A new number (or a recycled one with a higher generation) and a random key. */
+int tn_regions_add(struct tn_regions *regions, void *address, uint64_t length, uint32_t access,
+                   struct tn_segment *segment, struct tn_region **out);
+/* From now on tn_regions_acquire refuses it and the directory says so. Idempotent. */
+void tn_regions_revoke(struct tn_region *region);
+/* Frees the struct and its number. Only when revoked and users == 0. */
+void tn_regions_remove(struct tn_region *region);
+/* Checks number, generation, key, range and access, and counts itself as a user: TN_OK, TN_STALE or TN_REMOTE_ACCESS. */
+int tn_regions_acquire(struct tn_regions *regions, uint64_t number, uint64_t generation,
+                       const uint8_t key[TN_KEY_BYTES], uint64_t offset, uint64_t length, uint32_t access,
+                       struct tn_region **out);
+void tn_region_use(struct tn_region *region);
+void tn_region_unuse(struct tn_region *region);
+
+/* Segments (segment.c): the table is per engine because peers ask for them by number. */
+struct tn_segments;
+int tn_segments_open(struct tn_segments **out);
+void tn_segments_close(struct tn_segments *segments);
+int tn_segments_add(struct tn_segments *segments, uint64_t bytes, uint32_t access, struct tn_segment **out);
+/* A new descriptor of the segment for a peer (read-only where the segment is), or negative. */
+int tn_segments_export(struct tn_segments *segments, uint32_t number);
+uint32_t tn_segment_access(struct tn_segment *segment);
+
+/* The importer's half: maps a peer's segment after checking its seals and size. Takes the fd. */
+struct tn_mapping {
+    uint8_t *address;
+    uint64_t bytes;
+    bool writable;
+};
+int tn_mapping_open(int fd, struct tn_mapping *out);
+void tn_mapping_close(struct tn_mapping *mapping);
+
+#endif

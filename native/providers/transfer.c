@@ -1,0 +1,166 @@
+#include "providers/transfer.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* The reference that "outstanding" holds until every piece has been handed out. Called with the lock held; the caller drops
+ * the count after unlocking (the transfer may become quiet then). */
+static bool mark_issued_all(struct tn_transfer *transfer)
+{
+    bool first = !transfer->issued_all;
+    transfer->issued_all = true;
+    return first;
+}
+
+static void drop_outstanding(struct tn_transfer *transfer, uint64_t count)
+{
+    if (count && atomic_fetch_sub_explicit(&transfer->outstanding, count, memory_order_acq_rel) == count)
+        transfer->host->quiet(transfer->host, transfer);
+}
+
+static uint64_t row_address(const struct tn_range *range, uint64_t row)
+{
+    return range->local_address + (uint64_t)((int64_t)row * range->local_stride);
+}
+
+static uint64_t row_offset(const struct tn_range *range, uint64_t row)
+{
+    return range->remote_offset + (uint64_t)((int64_t)row * range->remote_stride);
+}
+
+/* Skips what is finished; false when no byte is left. */
+static bool cursor_settle(struct tn_transfer *transfer)
+{
+    struct tn_cursor *cursor = &transfer->cursor;
+    while (cursor->range < transfer->n_ranges) {
+        const struct tn_range *range = &transfer->ranges[cursor->range];
+        if (range->length && cursor->row < range->rows)
+            return true;
+        cursor->range++;
+        cursor->row = cursor->offset = 0;
+    }
+    return false;
+}
+
+/* The contiguous bytes at the cursor, up to `limit`. */
+static void cursor_take(struct tn_transfer *transfer, uint64_t limit, struct tn_piece *piece)
+{
+    struct tn_cursor *cursor = &transfer->cursor;
+    const struct tn_range *range = &transfer->ranges[cursor->range];
+    uint64_t left = range->length - cursor->offset;
+    piece->local = row_address(range, cursor->row) + cursor->offset;
+    piece->local_region = range->local_region;
+    piece->remote = &transfer->remotes[range->remote];
+    piece->remote_offset = row_offset(range, cursor->row) + cursor->offset;
+    piece->length = left < limit ? left : limit;
+    cursor->offset += piece->length;
+    if (cursor->offset == range->length) {
+        cursor->offset = 0;
+        cursor->row++;
+    }
+}
+
+static bool touches(const struct tn_piece *piece, const struct tn_piece *next)
+{
+    return piece->remote == next->remote && piece->local_region == next->local_region &&
+           piece->local + piece->length == next->local && piece->remote_offset + piece->length == next->remote_offset;
+}
+
+/* Grows the piece by neighbours that continue it on both sides. */
+static void coalesce(struct tn_transfer *transfer, struct tn_piece *piece, uint64_t limit)
+{
+    while (piece->length < limit && cursor_settle(transfer)) {
+        struct tn_cursor before = transfer->cursor;
+        struct tn_piece next;
+        cursor_take(transfer, limit - piece->length, &next);
+        if (!touches(piece, &next)) {
+            transfer->cursor = before;
+            return;
+        }
+        piece->length += next.length;
+    }
+}
+
+static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity, uint64_t each, uint64_t total)
+{
+    int count = 0;
+    while (count < capacity && (total || !count) && cursor_settle(transfer)) {
+        uint64_t limit = each < total || !count ? each : total;
+        struct tn_cursor before = transfer->cursor;
+        cursor_take(transfer, limit, &pieces[count]);
+        if (count && pieces[count].remote != pieces[0].remote) {
+            transfer->cursor = before;
+            break;
+        }
+        coalesce(transfer, &pieces[count], limit);
+        total -= pieces[count].length < total ? pieces[count].length : total;
+        count++;
+    }
+    return count;
+}
+
+int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity, uint64_t each, uint64_t total)
+{
+    int count = 0;
+    bool drop = false;
+    pthread_mutex_lock(&transfer->lock);
+    if (!transfer->issued_all) {
+        count = take_pieces(transfer, pieces, capacity, each, total);
+        atomic_fetch_add_explicit(&transfer->outstanding, (uint64_t)count, memory_order_relaxed);
+        if (!cursor_settle(transfer))
+            drop = mark_issued_all(transfer);
+    }
+    pthread_mutex_unlock(&transfer->lock);
+    drop_outstanding(transfer, drop);
+    return count;
+}
+
+void tn_piece_done(struct tn_transfer *transfer, uint64_t count)
+{
+    drop_outstanding(transfer, count);
+}
+
+void tn_notify_done(struct tn_transfer *transfer)
+{
+    drop_outstanding(transfer, 1);
+}
+
+void tn_transfer_fail(struct tn_transfer *transfer, int status, int error, uint32_t vendor, const char *format, ...)
+{
+    pthread_mutex_lock(&transfer->lock);
+    int before = atomic_load_explicit(&transfer->status, memory_order_relaxed);
+    bool first = before == TN_PENDING;
+    if (first || (before == TN_FLUSHED && status != TN_FLUSHED)) {
+        va_list arguments;
+        va_start(arguments, format);
+        vsnprintf(transfer->text, sizeof(transfer->text), format, arguments);
+        va_end(arguments);
+        transfer->error = error;
+        transfer->vendor = vendor;
+        if (first)
+            transfer->ended_ns = tn_now();
+        atomic_store_explicit(&transfer->status, status, memory_order_release);
+    }
+    bool drop = mark_issued_all(transfer);
+    pthread_mutex_unlock(&transfer->lock);
+    if (first)
+        transfer->host->ended(transfer->host, transfer);
+    drop_outstanding(transfer, drop);
+}
+
+void tn_transfer_reference(struct tn_transfer *transfer)
+{
+    atomic_fetch_add_explicit(&transfer->references, 1, memory_order_relaxed);
+}
+
+void tn_transfer_unreference(struct tn_transfer *transfer)
+{
+    if (atomic_fetch_sub_explicit(&transfer->references, 1, memory_order_acq_rel) != 1)
+        return;
+    pthread_mutex_destroy(&transfer->lock);
+    free(transfer->remotes);
+    free(transfer->ranges);
+    free(transfer->notify);
+    free(transfer);
+}

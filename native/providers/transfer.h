@@ -1,0 +1,88 @@
+/* A transfer as providers see it: what to move, how far it has come, and how it ended. */
+#ifndef TN_PROVIDERS_TRANSFER_H
+#define TN_PROVIDERS_TRANSFER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "providers/provider.h"
+
+/* A contiguous part of a transfer, handed out by tn_transfer_next. */
+struct tn_piece {
+    uint64_t local;
+    struct tn_region *local_region; /* NULL if not registered */
+    const struct tn_remote *remote;
+    uint64_t remote_offset;
+    uint64_t length;
+};
+
+struct tn_cursor {
+    uint64_t range, row, offset; /* offset within the row */
+};
+
+struct tn_transfer {
+    struct tn_host *host;
+    struct tn_peer *peer;
+    uint32_t op;
+    uint32_t provider; /* that carries it */
+    const char *path;  /* static text, set by start */
+    void *link;        /* the link that carries it */
+    const struct tn_link_ops *link_ops;
+
+    /* For the link that carries it. */
+    struct tn_list node;                        /* in the link's own queue; the link holds a reference while it is there */
+    int (*run)(struct tn_transfer *transfer);   /* see tn_host.work: 1 did something, 0 nothing left to take */
+    void *scratch;
+
+    struct tn_remote *remotes;
+    struct tn_range *ranges;
+    uint64_t n_remotes, n_ranges;
+    uint64_t bytes; /* total */
+    uint64_t submitted_ns, ended_ns, deadline_ns;
+
+    uint8_t *notify; /* NULL: none */
+    uint32_t notify_length;
+    uint32_t notify_remote;
+
+    pthread_mutex_t lock; /* cursor, issued_all, failure */
+    struct tn_cursor cursor;
+    bool issued_all; /* no piece is left to hand out */
+    int32_t error;
+    uint32_t vendor;
+    char text[TN_TEXT_BYTES];
+
+    _Atomic int32_t status;       /* TN_PENDING until it ends */
+    _Atomic uint64_t outstanding; /* pieces handed out and not done, + 1 until issued_all, + 1 for a notification */
+    _Atomic uint32_t references;
+
+    /* The engine's own. */
+    struct tn_list active, working, settling;
+    bool in_work, notify_sent;
+    _Atomic uint32_t is_quiet;
+    bool abandoned;
+    uint64_t abandon_cookie, watch_cookie;
+    struct tn_queue *watcher;
+    struct tn_list watched, retired;
+};
+
+/* Hands out up to `capacity` pieces, all of one remote region, each at most `each` and together at most `total` bytes
+ * (at least one piece is handed out if any is left). Neighbours that touch on both sides are one piece. 0: nothing is left,
+ * or the transfer has failed. */
+int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity, uint64_t each, uint64_t total);
+/* `count` pieces need nothing more, whether they worked or not. The transfer may be freed within, unless a reference is held. */
+void tn_piece_done(struct tn_transfer *transfer, uint64_t count);
+/* Ends the transfer with its first real error (TN_FLUSHED yields to any other that comes before it is quiet) and hands out
+ * nothing more. Pieces in flight are still reported with tn_piece_done. */
+void tn_transfer_fail(struct tn_transfer *transfer, int status, int error, uint32_t vendor, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
+/* The notification was delivered into the peer's queue (or failed: call tn_transfer_fail before). */
+void tn_notify_done(struct tn_transfer *transfer);
+static inline bool tn_transfer_stopped(struct tn_transfer *transfer)
+{
+    return atomic_load_explicit(&transfer->status, memory_order_acquire) != TN_PENDING;
+}
+void tn_transfer_reference(struct tn_transfer *transfer);
+void tn_transfer_unreference(struct tn_transfer *transfer); /* frees with the last */
+
+#endif
