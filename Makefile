@@ -41,6 +41,91 @@ $(VENV)/.extension: $(VENV)/.packages bindings/build.py build/.native-list $(NAT
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@
 
+# -------------------------------------------------------------------------------------------------- run
+.PHONY: demo bench rdma-shell
+demo: setup ## the main job: a trainer and a generator of other sharding exchange weights on this machine
+	$(BIN)/transport demo
+
+bench: setup ## what this machine's paths give
+	$(BIN)/transport bench
+
+rdma-shell: setup ## a shell on two hosts with real RDMA verbs (a guest kernel; needs no hardware)
+	tests/rig/shell.sh
+
+# ------------------------------------------------------------------------------------------------- test
+# The fast layers first; each can be run alone. TRANSPORT_REQUIRE turns the skips that it names into failures.
+# What a host can always have is required here; `make test TRANSPORT_REQUIRE=torch,gpu` adds to it.
+STAGES := lint types layers native unit contract processes adapters fuzz gpu docs test-rdma
+TRANSPORT_REQUIRE ?= torch
+export TRANSPORT_REQUIRE
+
+.PHONY: test $(STAGES)
+test: setup ## every layer below, one after another
+	scripts/stages.sh $(STAGES)
+
+RUFF := $(BIN)/ruff
+SHELL_FILES = $(shell grep -rlE '^\#!/usr/bin/env bash|^\#!/bin/(ba)?sh|^\# shellcheck shell' scripts tests/rig .ci 2>/dev/null)
+lint: setup test-system ## ruff, clang-format, codespell, shellcheck
+	$(RUFF) check .
+	$(RUFF) format --check .
+	$(MAKE) -C native check-format
+	$(BIN)/codespell
+	shellcheck --severity=warning $(SHELL_FILES)
+
+types: setup ## mypy and pyright, both strict
+	$(BIN)/mypy
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+	if [ -d tests/typing ]; then $(BIN)/mypy tests/typing; fi
+
+layers: setup ## imports and includes point downward only
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/python scripts/check_native_layers.py
+
+native: setup test-system ## C unit programs: plain, ASan, UBSan, TSan, valgrind, aarch64, fuzzing
+	$(MAKE) -C native all
+	scripts/pytest-layer.sh native
+
+# The layers that are folders under tests/; a layer that has no tests yet says so.
+PYTEST_LAYERS := unit contract processes adapters fuzz gpu
+$(PYTEST_LAYERS): setup fakes
+	scripts/pytest-layer.sh $@
+unit: ## pure logic
+contract: ## every provider against every rule
+processes: ## real processes: kill -9, fork, many peers
+adapters: ## other people's runtimes
+fuzz: ## decoders against arbitrary bytes (Python side; C side in native)
+gpu: ## the GPU paths, on a GPU or on the driver double
+
+test-rdma: setup ## the same tests over real kernel verbs in the guest
+	TRANSPORT_REQUIRE=rdma tests/rig/test.sh
+
+docs: setup ## the documentation, warnings are errors
+	$(BIN)/sphinx-build -W --keep-going --quiet -b html docs build/docs
+
+.PHONY: contract-asan wheel fakes format test-system clean
+contract-asan: setup fakes ## contract and unit tests on a build with AddressSanitizer
+	scripts/pytest-sanitized.sh address tests/unit tests/contract
+
+wheel: setup ## sdist, wheel, and the proof that the wheel needs nothing but libc
+	scripts/wheel-proof.sh
+
+fakes: setup
+	$(MAKE) -C native fakes
+
+format: setup ## rewrites Python and C in the project's style
+	$(RUFF) check --fix-only --quiet .
+	$(RUFF) format --quiet .
+	$(MAKE) -C native format
+
+# libibverbs-dev is for the ABI layout test alone; nothing that ships sees its headers.
+test-system:
+	scripts/apt.sh clang valgrind libibverbs-dev shellcheck util-linux \
+	  $(if $(filter x86_64,$(shell uname -m)),gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
+	scripts/apt.sh libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev
+
+clean: ## removes what was built, keeps .venv
+	rm -rf build dist wheelhouse *.egg-info transport/ffi/_native*.so $(VENV)/.extension
+
 .PHONY: help
 help: ## this list
 	awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

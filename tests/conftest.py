@@ -1,0 +1,38 @@
+"""Shared by all test layers: the TRANSPORT_REQUIRE rule, hypothesis profiles, where the doubles lie."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from capabilities import RequirePlugin
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Built by `make fakes`; the C test programs find their doubles through the same variable.
+os.environ.setdefault("TN_FAKES", str(ROOT / "build" / "native" / "test" / "fakes"))
+
+# No deadline anywhere: a shared two-core machine makes any per-example limit a flaky test.
+settings.register_profile("dev", deadline=None, max_examples=50)
+settings.register_profile(
+    "ci",
+    deadline=None,
+    max_examples=200,
+    derandomize=True,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("thorough", deadline=None, max_examples=5000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(RequirePlugin(), "transport-require")
+
+
+@pytest.fixture(scope="session")
+def fakes() -> Path:
+    """The folder with the doubles of foreign libraries (`fakeverbs.so` and so on)."""
+    return Path(os.environ["TN_FAKES"])
