@@ -1,0 +1,234 @@
+#define _GNU_SOURCE /* seals, fallocate */
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "base/status.h"
+#include "memory/region.h"
+#include "memory/sealed.h"
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#define TMPFS_MAGIC 0x01021994
+
+/* A signal makes fallocate undo what the call has done, so one call must be short enough to get
+ * through between two. */
+#define RESERVE_STEP ((uint64_t)64 << 20)
+
+struct tn_segments {
+    pthread_mutex_t lock;
+    struct tn_list list;
+    uint32_t last_number; /* never used again: peers keep mappings by number */
+};
+
+struct tn_segment {
+    struct tn_segments *segments;
+    struct tn_list node;
+    struct tn_sealed memory;
+    uint64_t bytes; /* as asked for */
+    uint32_t number;
+    uint32_t access;
+};
+
+int tn_segments_open(struct tn_segments **out)
+{
+    struct tn_segments *segments = calloc(1, sizeof(*segments));
+    if (!segments)
+        return tn_fail(TN_NOMEM, "no memory for the table of segments");
+    pthread_mutex_init(&segments->lock, NULL);
+    tn_list_init(&segments->list);
+    *out = segments;
+    return TN_OK;
+}
+
+void tn_segments_close(struct tn_segments *segments)
+{
+    while (!tn_list_empty(&segments->list))
+        tn_segment_close(tn_container(segments->list.next, struct tn_segment, node));
+    pthread_mutex_destroy(&segments->lock);
+    free(segments);
+}
+
+int tn_segments_add(struct tn_segments *segments, uint64_t bytes, uint32_t access,
+                    struct tn_segment **out)
+{
+    if (access == 0 || access & ~(uint32_t)(TN_READ | TN_WRITE))
+        return tn_fail(TN_INVALID, "access %#x is neither read, write nor both", access);
+    struct tn_segment *segment = calloc(1, sizeof(*segment));
+    if (!segment)
+        return tn_fail(TN_NOMEM, "no memory for a segment");
+    int status =
+        tn_sealed_open("transport-segment", bytes, (access & TN_WRITE) != 0, &segment->memory);
+    if (status != TN_OK) {
+        free(segment);
+        return status;
+    }
+    segment->segments = segments;
+    segment->bytes = bytes;
+    segment->access = access;
+    pthread_mutex_lock(&segments->lock);
+    segment->number = ++segments->last_number;
+    tn_list_append(&segments->list, &segment->node);
+    pthread_mutex_unlock(&segments->lock);
+    *out = segment;
+    return TN_OK;
+}
+
+/* A descriptor with no more rights than the segment's access gives. */
+static int descriptor(const struct tn_segment *segment)
+{
+    if (!(segment->access & TN_WRITE))
+        return tn_sealed_reader(&segment->memory);
+    int fd = fcntl(segment->memory.fd, F_DUPFD_CLOEXEC, 0);
+    return fd >= 0 ? fd
+                   : tn_fail_errno("duplicating the descriptor of segment %u", segment->number);
+}
+
+int tn_segments_export(struct tn_segments *segments, uint32_t number)
+{
+    int fd = 0;
+    bool found = false;
+    pthread_mutex_lock(&segments->lock);
+    for (struct tn_list *node = segments->list.next; node != &segments->list && !found;
+         node = node->next) {
+        struct tn_segment *segment = tn_container(node, struct tn_segment, node);
+        found = segment->number == number;
+        if (found)
+            fd = descriptor(segment);
+    }
+    pthread_mutex_unlock(&segments->lock);
+    return found ? fd : tn_fail(TN_STALE, "there is no segment %u (any more)", number);
+}
+
+void *tn_segment_address(struct tn_segment *segment)
+{
+    return segment->memory.address;
+}
+
+uint32_t tn_segment_number(struct tn_segment *segment)
+{
+    return segment->number;
+}
+
+uint64_t tn_segment_bytes(struct tn_segment *segment)
+{
+    return segment->bytes;
+}
+
+uint32_t tn_segment_access(struct tn_segment *segment)
+{
+    return segment->access;
+}
+
+static int check_range(const struct tn_segment *segment, uint64_t offset, uint64_t bytes)
+{
+    if (offset > segment->bytes || bytes > segment->bytes - offset)
+        return tn_fail(TN_INVALID, "%llu bytes at %llu lie outside segment %u of %llu bytes",
+                       (unsigned long long)bytes, (unsigned long long)offset, segment->number,
+                       (unsigned long long)segment->bytes);
+    return TN_OK;
+}
+
+int tn_segment_reserve(struct tn_segment *segment, uint64_t offset, uint64_t bytes)
+{
+    int status = check_range(segment, offset, bytes);
+    while (status == TN_OK && bytes) {
+        uint64_t step = bytes < RESERVE_STEP ? bytes : RESERVE_STEP;
+        if (fallocate(segment->memory.fd, 0, (off_t)offset, (off_t)step) == 0) {
+            offset += step;
+            bytes -= step;
+        } else if (errno == ENOSPC || errno == ENOMEM) {
+            tn_fail_errno("%llu more bytes of shared memory do not fit: raise the memory limit of "
+                          "this container or "
+                          "cgroup (memory.max), or register less",
+                          (unsigned long long)bytes);
+            status = TN_NOMEM;
+        } else if (errno != EINTR) {
+            status = tn_fail_errno("reserving %llu bytes of segment %u", (unsigned long long)bytes,
+                                   segment->number);
+        }
+    }
+    return status;
+}
+
+int tn_segment_discard(struct tn_segment *segment, uint64_t offset, uint64_t bytes)
+{
+    int status = check_range(segment, offset, bytes);
+    if (status != TN_OK || bytes == 0)
+        return status;
+    if (fallocate(segment->memory.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)offset,
+                  (off_t)bytes) == 0)
+        return TN_OK;
+    if (errno == EPERM) /* the price of F_SEAL_FUTURE_WRITE */
+        return tn_fail(TN_UNAVAILABLE,
+                       "the kernel gives back pages of a read-only segment only when it is closed");
+    return tn_fail_errno("giving back %llu bytes of segment %u", (unsigned long long)bytes,
+                         segment->number);
+}
+
+void tn_segment_close(struct tn_segment *segment)
+{
+    struct tn_segments *segments = segment->segments;
+    pthread_mutex_lock(&segments->lock);
+    tn_list_remove(&segment->node);
+    pthread_mutex_unlock(&segments->lock);
+    /* Peers may keep it mapped until they go; they need not keep its pages. */
+    if (segment->access & TN_WRITE)
+        tn_segment_discard(segment, 0, segment->bytes);
+    tn_sealed_close(&segment->memory);
+    free(segment);
+}
+
+/* Ours is a sealed memfd on tmpfs. Anything else could shrink under us (SIGBUS), block, or be a
+ * device. */
+static int inspect(int fd, uint64_t *bytes, bool *writable)
+{
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
+        return tn_fail(TN_PROTOCOL, "the peer sent a descriptor that is not sealed shared memory");
+    struct stat about;
+    struct statfs where;
+    if (fstat(fd, &about) != 0 || fstatfs(fd, &where) != 0)
+        return tn_fail_errno("looking at the peer's shared memory");
+    if (!S_ISREG(about.st_mode) || where.f_type != TMPFS_MAGIC || about.st_size <= 0)
+        return tn_fail(TN_PROTOCOL,
+                       "the peer sent shared memory of a kind or size that it should not have");
+    int mode = fcntl(fd, F_GETFL) & O_ACCMODE;
+    if (mode == O_WRONLY)
+        return tn_fail(TN_PROTOCOL, "the peer sent shared memory that cannot be read");
+    *bytes = (uint64_t)about.st_size;
+    *writable = mode == O_RDWR && !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE));
+    return TN_OK;
+}
+
+int tn_mapping_open(int fd, struct tn_mapping *out)
+{
+    uint64_t bytes;
+    bool writable;
+    int status = inspect(fd, &bytes, &writable);
+    if (status == TN_OK) {
+        void *address =
+            mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+        if (address == MAP_FAILED)
+            status = tn_fail_errno("mapping %llu bytes of the peer's shared memory",
+                                   (unsigned long long)bytes);
+        else
+            *out = (struct tn_mapping){.address = address, .bytes = bytes, .writable = writable};
+    }
+    close(fd);
+    return status;
+}
+
+void tn_mapping_close(struct tn_mapping *mapping)
+{
+    munmap(mapping->address, mapping->bytes);
+    mapping->address = NULL;
+}
