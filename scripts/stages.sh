@@ -18,7 +18,7 @@ done
 
 printf '\n======== stages\n%s' "$table"
 grep -h '^SKIPPED ' "$reports"/*.log | sort | uniq -c | sort -rn | head -n 40
-.venv/bin/python scripts/count_tests.py "$reports"
+.venv/bin/python scripts/count_tests.py "$reports" | tee "$reports/summary"
 if [[ ${#bad[@]} -gt 0 ]]; then
     echo "failed stages: ${bad[*]} ($((SECONDS - started)) s)"
     exit 1
