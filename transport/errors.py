@@ -1,0 +1,261 @@
+"""Every exception that this library raises. Imports the standard library only.
+
+TransportError                  .retryable
+  Unavailable                   no library, device, permission or path; .reason .remedy
+  InvalidUse (ValueError)       the caller's mistake
+  PeerError                     .peer
+    PeerLost (TransferError)    it died, vanished or stopped answering
+    PeerRefused                 it does not want us: wrong secret, wrong uid, closing
+    VersionMismatch             it speaks another protocol or another version of ours
+  TransferError                 .transfer .op .status
+    RemoteAccessError           outside the remote region, or not allowed by its access mode
+    DeadlineExceeded (TimeoutError)
+    Cancelled
+    StaleRegion                 the region was closed, or its owner restarted
+  NativeError (OSError)         .operation .errno
+    VerbsError  CudaError  HipError  NcclError
+  LayoutError                   a sharding that cannot be
+  ActorError
+    ActorCrashed
+"""
+
+from __future__ import annotations
+
+import enum
+import errno as _errno
+from typing import Any
+
+
+class Status(enum.IntEnum):
+    """What C functions return: ``enum tn_status``."""
+
+    PENDING = 1
+    OK = 0
+    AGAIN = -1
+    INVALID = -2
+    UNAVAILABLE = -3
+    NOMEM = -4
+    SYSTEM = -5
+    PEER_LOST = -6
+    PEER_REFUSED = -7
+    VERSION = -8
+    REMOTE_ACCESS = -9
+    STALE = -10
+    DEADLINE = -11
+    CANCELLED = -12
+    PROTOCOL = -13
+    CLOSED = -14
+    VERBS = -15
+    NO_PATH = -16
+    FLUSHED = -17
+
+
+class TransportError(Exception):
+    """The root of the tree."""
+
+    _retryable = False
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same call may succeed later, with nothing else changed."""
+        return self._retryable
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {name: _plain(value) for name, value in self.__dict__.items()}
+        return _rebuild, (type(self), self.args, state)
+
+
+def _plain(value: Any) -> Any:
+    """A live object (a Transfer, a Peer) does not travel with a pickled error; its name does."""
+    return value if isinstance(value, (str, bytes, int, float, type(None))) else repr(value)
+
+
+def _rebuild(
+    cls: type[TransportError], args: tuple[Any, ...], state: dict[str, Any]
+) -> TransportError:
+    error = cls.__new__(cls, *args)
+    # OSError parses its arguments in the initialiser; the others keep them from __new__.
+    if isinstance(error, OSError):
+        OSError.__init__(error, *args)
+    error.__dict__.update(state)
+    return error
+
+
+class Unavailable(TransportError):
+    """Something that this machine or this peer does not have. `remedy` says what would help."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(f"{reason}; {remedy}" if remedy else reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+class InvalidUse(TransportError, ValueError):
+    """The caller's mistake; the message says what to do instead."""
+
+
+class PeerError(TransportError):
+    """Something is wrong with or at a peer. `peer` is its name or address."""
+
+    def __init__(self, message: str = "", *, peer: object = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+class TransferError(TransportError):
+    """A transfer failed. `op` is "read" or "write", `status` the number of a Status."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        transfer: object = None,
+        op: str | None = None,
+        status: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.transfer = transfer
+        self.op = op
+        self.status = status
+
+    @property
+    def retryable(self) -> bool:
+        return self._retryable or self.status == Status.AGAIN
+
+
+class PeerLost(PeerError, TransferError):
+    """The peer died, vanished, stopped answering or broke the protocol."""
+
+    _retryable = True
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        peer: object = None,
+        transfer: object = None,
+        op: str | None = None,
+        status: int | None = Status.PEER_LOST,
+    ) -> None:
+        TransferError.__init__(self, message, transfer=transfer, op=op, status=status)
+        self.peer = peer
+
+
+class PeerRefused(PeerError):
+    """The peer answered and does not want us: wrong secret, wrong uid, or it is closing."""
+
+
+class VersionMismatch(PeerError):
+    """The other end speaks another protocol, or a version of ours that this one does not."""
+
+
+class RemoteAccessError(TransferError):
+    """Outside the remote region, or not allowed by its access mode or key."""
+
+
+class DeadlineExceeded(TransferError, TimeoutError):
+    """The operation's deadline passed. Its late bytes may still land until it is quiet."""
+
+    _retryable = True
+
+
+class Cancelled(TransferError):
+    """The transfer was cancelled on this side."""
+
+
+class StaleRegion(TransferError):
+    """The remote region was closed, or its owner restarted: ask the owner for a new handle."""
+
+
+class NativeError(TransportError, OSError):
+    """A system or vendor library call failed. `operation` names it; `errno` is None if unknown."""
+
+    def __init__(self, message: str = "", *, operation: str = "", errno: int = 0) -> None:
+        # Plain OSError sets .errno and .strerror only when it is given two arguments.
+        OSError.__init__(self, *((errno, message) if errno else (message,)))
+        self.operation = operation
+
+    def __str__(self) -> str:
+        text = str(self.args[-1]) if self.args else ""
+        return f"{self.operation}: {text}" if self.operation else text
+
+
+class VerbsError(NativeError):
+    """libibverbs, or a failed work completion."""
+
+
+class CudaError(NativeError):
+    """The CUDA driver."""
+
+
+class HipError(NativeError):
+    """The HIP runtime."""
+
+
+class NcclError(NativeError):
+    """NCCL or RCCL."""
+
+
+class LayoutError(TransportError):
+    """A sharding that cannot be: shapes, meshes or placements that do not fit each other."""
+
+
+class ActorError(TransportError):
+    """An actor's endpoint raised."""
+
+
+class ActorCrashed(ActorError):
+    """The process of an actor ended without answering."""
+
+
+_TRANSFER_ERRORS: dict[int, type[TransferError]] = {
+    Status.REMOTE_ACCESS: RemoteAccessError,
+    Status.STALE: StaleRegion,
+    Status.DEADLINE: DeadlineExceeded,
+    Status.CANCELLED: Cancelled,
+}
+
+_PEER_ERRORS: dict[int, type[PeerError]] = {
+    Status.PEER_REFUSED: PeerRefused,
+    Status.VERSION: VersionMismatch,
+}
+
+
+def status_name(status: int) -> str:
+    """ "PEER_LOST" for -6; the number where the table has none."""
+    return Status(status).name if status in _STATUS_NUMBERS else str(status)
+
+
+_STATUS_NUMBERS = frozenset(int(status) for status in Status)
+
+
+def from_status(
+    status: int,
+    text: str,
+    *,
+    peer: object = None,
+    op: str | None = None,
+    transfer: object = None,
+    error: int = 0,
+) -> TransportError:
+    """The exception for a negative C status; `text` is C's words, `error` its errno."""
+    text = text or status_name(status)
+    if status == Status.INVALID:
+        return InvalidUse(text)
+    if status in (Status.UNAVAILABLE, Status.NO_PATH):
+        return Unavailable(text)
+    if status == Status.NOMEM:
+        return NativeError(text, errno=error or _errno.ENOMEM)
+    if status == Status.SYSTEM:
+        return NativeError(text, errno=error)
+    if status == Status.VERBS:
+        return VerbsError(text, errno=error)
+    if status in _PEER_ERRORS:
+        return _PEER_ERRORS[status](text, peer=peer)
+    if status in (Status.PEER_LOST, Status.PROTOCOL):
+        return PeerLost(text, peer=peer, transfer=transfer, op=op, status=status)
+    kind = _TRANSFER_ERRORS.get(status, TransferError)
+    return kind(text, transfer=transfer, op=op, status=status)

@@ -1,0 +1,65 @@
+"""Which providers there are: ours, listed literally, and the entry points ``transport.providers``.
+
+May import base, and a built-in provider when it is first asked for. An entry point names an object
+that meets base.Provider, or a callable without arguments that returns one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import Any
+
+from transport.errors import InvalidUse, Unavailable
+from transport.providers.base import Provider
+
+GROUP = "transport.providers"
+
+# Name -> module and attribute; in the order in which they are wanted by default.
+BUILT_IN = {
+    "shm": ("transport.providers.shm", "PROVIDER"),
+    "verbs": ("transport.providers.verbs", "PROVIDER"),
+    "tcp": ("transport.providers.tcp", "PROVIDER"),
+}
+
+FIRST_FOREIGN = 3
+IDENTIFIERS = 8
+
+
+def names() -> tuple[str, ...]:
+    """All known providers; nothing is loaded."""
+    foreign = {entry.name for entry in entry_points(group=GROUP)}
+    return (*BUILT_IN, *sorted(foreign - BUILT_IN.keys()))
+
+
+def find(name: str) -> Provider:
+    """Raises InvalidUse when there is none of that name, Unavailable when it cannot be loaded."""
+    if name in BUILT_IN:
+        module, attribute = BUILT_IN[name]
+        return _checked(name, getattr(importlib.import_module(module), attribute))
+    for entry in entry_points(group=GROUP):
+        if entry.name == name:
+            return _foreign(name, entry)
+    raise InvalidUse(f"there is no provider named {name!r}; known are {', '.join(names())}")
+
+
+def _foreign(name: str, entry: Any) -> Provider:
+    try:
+        loaded = entry.load()
+        provider = loaded if isinstance(loaded, Provider) else loaded()
+    except Exception as error:  # whatever a third party's import may raise
+        reason = f"provider {name!r} ({entry.value}) cannot be loaded: {error}"
+        raise Unavailable(reason, "install a version of it that fits this library") from error
+    provider = _checked(name, provider)
+    if not FIRST_FOREIGN <= provider.identifier < IDENTIFIERS:
+        reason = f"provider {name!r} has identifier {provider.identifier}"
+        raise Unavailable(reason, f"third parties take {FIRST_FOREIGN} to {IDENTIFIERS - 1}")
+    return provider
+
+
+def _checked(name: str, provider: object) -> Provider:
+    if not isinstance(provider, Provider) or provider.name != name:
+        raise Unavailable(
+            f"what is registered as provider {name!r} is not one", "see transport.providers.base"
+        )
+    return provider
