@@ -1,0 +1,103 @@
+"""The names a user may import, and nothing else.
+
+Every name is loaded when it is first asked for (PEP 562), so that `import transport` costs neither
+torch nor numpy nor the native module. May import: nothing at run time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transport.config import Settings as Settings
+    from transport.engine.batch import Read as Read
+    from transport.engine.batch import Write as Write
+    from transport.engine.engine import Engine as Engine
+    from transport.engine.notifications import Notification as Notification
+    from transport.engine.notifications import Notifications as Notifications
+    from transport.engine.peer import Peer as Peer
+    from transport.engine.transfer import Transfer as Transfer
+    from transport.errors import ActorCrashed as ActorCrashed
+    from transport.errors import ActorError as ActorError
+    from transport.errors import Cancelled as Cancelled
+    from transport.errors import CudaError as CudaError
+    from transport.errors import DeadlineExceeded as DeadlineExceeded
+    from transport.errors import HipError as HipError
+    from transport.errors import InvalidUse as InvalidUse
+    from transport.errors import LayoutError as LayoutError
+    from transport.errors import NativeError as NativeError
+    from transport.errors import NcclError as NcclError
+    from transport.errors import PeerError as PeerError
+    from transport.errors import PeerLost as PeerLost
+    from transport.errors import PeerRefused as PeerRefused
+    from transport.errors import RemoteAccessError as RemoteAccessError
+    from transport.errors import StaleRegion as StaleRegion
+    from transport.errors import TransferError as TransferError
+    from transport.errors import TransportError as TransportError
+    from transport.errors import Unavailable as Unavailable
+    from transport.errors import VerbsError as VerbsError
+    from transport.errors import VersionMismatch as VersionMismatch
+    from transport.memory.region import Region as Region
+    from transport.memory.remote import RemoteRegion as RemoteRegion
+    from transport.types import Access as Access
+    from transport.types import Viability as Viability
+
+    __version__: str
+
+# Where each public name lives. tests/unit/test_names.py keeps it equal to the imports above.
+_HOMES = {
+    "Access": "types",
+    "ActorCrashed": "errors",
+    "ActorError": "errors",
+    "Cancelled": "errors",
+    "CudaError": "errors",
+    "DeadlineExceeded": "errors",
+    "Engine": "engine.engine",
+    "HipError": "errors",
+    "InvalidUse": "errors",
+    "LayoutError": "errors",
+    "NativeError": "errors",
+    "NcclError": "errors",
+    "Notification": "engine.notifications",
+    "Notifications": "engine.notifications",
+    "Peer": "engine.peer",
+    "PeerError": "errors",
+    "PeerLost": "errors",
+    "PeerRefused": "errors",
+    "Read": "engine.batch",
+    "Region": "memory.region",
+    "RemoteAccessError": "errors",
+    "RemoteRegion": "memory.remote",
+    "Settings": "config",
+    "StaleRegion": "errors",
+    "Transfer": "engine.transfer",
+    "TransferError": "errors",
+    "TransportError": "errors",
+    "Unavailable": "errors",
+    "VerbsError": "errors",
+    "VersionMismatch": "errors",
+    "Viability": "types",
+    "Write": "engine.batch",
+}
+
+__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads a public name on first use; afterwards it is an ordinary attribute."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: Any = version("tensor-transport")
+    elif name in _HOMES:
+        from importlib import import_module
+
+        value = getattr(import_module(f"transport.{_HOMES[name]}"), name)
+    else:
+        raise AttributeError(f"module 'transport' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

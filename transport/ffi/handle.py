@@ -1,0 +1,91 @@
+"""What closable objects share: `with`, idempotent close, refusal after fork, a repr that always works.
+
+May import: errors. Must not touch C: in a forked child the native half belongs to the parent.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+from transport.errors import InvalidUse
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+
+class Handle:
+    """Base of Engine, Region and the like. A subclass sets `_closed` in its own `close()`."""
+
+    _closed = True  # until the subclass's __init__ has something to close
+    _pid = -1
+
+    def _open(self) -> None:
+        """The subclass calls this once there is something to close."""
+        self._pid = os.getpid()
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def _hand_over(self) -> None:
+        """What the finalizer of an object that nobody closed calls. Neither blocks nor touches C."""
+
+    def _describe(self) -> str:
+        """What the repr says between the class's name and the state."""
+        return ""
+
+    def _check(self) -> None:
+        """Raises InvalidUse when the object is closed or belongs to another process."""
+        if self._pid != os.getpid() and self._pid != -1:
+            raise foreign(self._noun(), self._pid)
+        if self._closed:
+            raise InvalidUse(f"this {self._noun()} is closed")
+
+    def _foreign(self) -> bool:
+        """True in a child that got the object by fork."""
+        return self._pid != os.getpid()
+
+    def _noun(self) -> str:
+        return type(self).__name__.lower()
+
+    def __enter__(self) -> Self:
+        self._check()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "of another process" if self._foreign() else ""
+        words = (type(self).__name__, self._describe(), state)
+        return f"<{' '.join(word for word in words if word)}>"
+
+    def __del__(self) -> None:
+        if self._closed or self._foreign():
+            return
+        self._closed = True
+        self._hand_over()
+        warnings.warn(
+            f"unclosed {self._noun()} {self._describe()}",
+            ResourceWarning,
+            stacklevel=2,
+            source=self,
+        )
+
+
+def foreign(noun: str, pid: int) -> InvalidUse:
+    """The error for the use of an object that came here by fork."""
+    return InvalidUse(f"this {noun} belongs to process {pid}; make a new Engine in the child")
