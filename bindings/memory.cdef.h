@@ -1,0 +1,37 @@
+/* Memory: copying, segments, regions. Mirrors native/include/transport_native.h. */
+enum tn_copy_kind { TN_COPY_AUTO = ..., TN_COPY_MEMCPY = ..., TN_COPY_STREAMING = ... };
+void tn_copy(void *to, const void *from, size_t bytes);
+int tn_copy_as(enum tn_copy_kind kind, void *to, const void *from, size_t bytes);
+int tn_copy_measure(enum tn_copy_kind kind, void *to, const void *from, size_t bytes,
+                    uint32_t threads, uint32_t iterations, uint64_t *ns);
+
+struct tn_segment;
+int tn_segment_open(struct tn_engine *engine, uint64_t bytes, uint32_t access,
+                    struct tn_segment **out);
+void *tn_segment_address(struct tn_segment *segment);
+uint32_t tn_segment_number(struct tn_segment *segment);
+uint64_t tn_segment_bytes(struct tn_segment *segment);
+int tn_segment_reserve(struct tn_segment *segment, uint64_t offset, uint64_t bytes);
+int tn_segment_discard(struct tn_segment *segment, uint64_t offset, uint64_t bytes);
+void tn_segment_close(struct tn_segment *segment);
+
+struct tn_remote {
+    uint64_t number;
+    uint64_t generation;
+    uint8_t key[...];
+    uint64_t address;
+    uint64_t length;
+    uint64_t segment_offset;
+    uint32_t segment;
+    uint32_t access;
+    uint32_t rkeys[...];
+    ...;
+};
+
+struct tn_region;
+int tn_region_open(struct tn_engine *engine, void *address, uint64_t length, uint32_t access,
+                   struct tn_segment *segment, struct tn_region **out);
+void tn_region_describe(struct tn_region *region, struct tn_remote *out);
+int tn_region_close(struct tn_region *region, uint64_t timeout_ns);
+int tn_region_quiet(struct tn_region *region);
+void tn_region_release(struct tn_region *region);
