@@ -25,6 +25,7 @@ struct tn_transfer {
     struct tn_host *host;
     struct tn_peer *peer;
     uint32_t op;
+    uint32_t allowed;  /* bit mask of provider ids */
     uint32_t provider; /* that carries it */
     const char *path;  /* static text, set by start */
     void *link;        /* the link that carries it */
@@ -58,12 +59,12 @@ struct tn_transfer {
 
     /* The engine's own. */
     struct tn_list active, working, settling;
-    bool in_work, notify_sent;
+    bool notify_sent;
     _Atomic uint32_t is_quiet;
     bool abandoned;
     uint64_t abandon_cookie, watch_cookie;
     struct tn_queue *watcher;
-    struct tn_list watched, retired;
+    struct tn_list retired;
 };
 
 /* Hands out up to `capacity` pieces, all of one remote region, each at most `each` and together at most `total` bytes

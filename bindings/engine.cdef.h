@@ -1,0 +1,120 @@
+/* Engines, peers, transfers, completion queues, notifications. Mirrors native/include/transport_native.h. */
+struct tn_engine_options {
+    uint8_t incarnation[...];
+    uint64_t liveness_ns;
+    uint64_t inline_bytes;
+    uint64_t chunk_bytes;
+    uint32_t notify_depth;
+    uint32_t max_regions;
+    uint32_t stream_window;
+    uint32_t order[...];
+    uint32_t providers;
+    ...;
+};
+int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **out);
+void tn_engine_close(struct tn_engine *engine);
+
+enum tn_event_kind {
+    TN_EVENT_NONE = ...,
+    TN_EVENT_CONTROL = ...,
+    TN_EVENT_PEER_DOWN = ...,
+    TN_EVENT_RETIRED = ...,
+};
+struct tn_event {
+    uint32_t kind;
+    int32_t status;
+    uint64_t cookie;
+    uint64_t length;
+    char text[...];
+    ...;
+};
+int tn_engine_event_fd(struct tn_engine *engine);
+int tn_engine_next_event(struct tn_engine *engine, struct tn_event *event, void *buffer);
+
+int tn_peer_open(struct tn_engine *engine, const uint8_t *incarnation, uint64_t cookie, struct tn_peer **out);
+int tn_peer_open_self(struct tn_engine *engine, uint64_t cookie, struct tn_peer **out);
+int tn_peer_up(struct tn_peer *peer, int fd, uint32_t as_provider, uint32_t peer_notify_depth);
+void tn_peer_down(struct tn_peer *peer, int status, const char *text);
+int tn_peer_state(struct tn_peer *peer);
+int tn_peer_send(struct tn_peer *peer, const void *bytes, size_t length);
+void tn_peer_release(struct tn_peer *peer);
+
+struct tn_counters {
+    uint64_t operations, bytes, errors, retries;
+    ...;
+};
+struct tn_peer_stats {
+    struct tn_counters provider[...];
+    uint64_t served_operations, served_bytes;
+    uint64_t notifications_sent, notifications_received;
+    uint64_t heartbeats_sent;
+    uint64_t last_heard_ns;
+    ...;
+};
+void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out);
+int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text, size_t capacity);
+
+struct tn_range {
+    uint64_t local_address;
+    struct tn_region *local_region;
+    uint64_t remote_offset;
+    uint64_t length;
+    uint64_t rows;
+    int64_t local_stride;
+    int64_t remote_stride;
+    uint32_t remote;
+    uint32_t reserved;
+    ...;
+};
+struct tn_batch {
+    uint32_t op;
+    uint32_t providers;
+    const struct tn_remote *remotes;
+    const struct tn_range *ranges;
+    uint64_t n_remotes;
+    uint64_t n_ranges;
+    uint64_t deadline_ns;
+    const void *notify;
+    uint32_t notify_length;
+    uint32_t notify_remote;
+    ...;
+};
+int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out);
+
+struct tn_result {
+    int32_t status;
+    int32_t error;
+    uint32_t vendor;
+    uint32_t provider;
+    uint64_t bytes;
+    uint64_t elapsed_ns;
+    char path[...];
+    char text[...];
+    ...;
+};
+int tn_transfer_status(struct tn_transfer *transfer);
+int tn_transfer_quiet(struct tn_transfer *transfer);
+void tn_transfer_result(struct tn_transfer *transfer, struct tn_result *out);
+int tn_transfer_wait(struct tn_transfer *transfer, uint64_t timeout_ns);
+int tn_transfer_wait_quiet(struct tn_transfer *transfer, uint64_t timeout_ns);
+void tn_transfer_cancel(struct tn_transfer *transfer);
+int tn_transfer_watch(struct tn_transfer *transfer, struct tn_queue *queue, uint64_t cookie);
+int tn_transfer_abandon(struct tn_transfer *transfer, uint64_t cookie);
+void tn_transfer_release(struct tn_transfer *transfer);
+
+int tn_queue_open(struct tn_engine *engine, struct tn_queue **out);
+int tn_queue_fd(struct tn_queue *queue);
+uint32_t tn_queue_reap(struct tn_queue *queue, uint64_t *cookies, uint32_t capacity);
+int tn_queue_arm(struct tn_queue *queue);
+void tn_queue_want_notifications(struct tn_queue *queue, int wanted);
+void tn_queue_close(struct tn_queue *queue);
+
+struct tn_notification {
+    uint64_t peer_cookie;
+    uint64_t region_number;
+    uint32_t length;
+    uint8_t payload[...];
+    ...;
+};
+int tn_notification_poll(struct tn_engine *engine, struct tn_notification *out);
+int tn_notification_wait(struct tn_engine *engine, uint64_t timeout_ns);

@@ -1,0 +1,158 @@
+/* The engine's own structures; nothing outside this room sees them.
+ *
+ * Locks, outermost first: engine.lock > link locks > peer.lock > transfer.lock > notify_lock > leaves (active_lock, settle_lock,
+ * work_lock, events_lock, queue.lock). A leaf is never held while anything else is called.
+ */
+#ifndef TN_ENGINE_ENGINE_H
+#define TN_ENGINE_ENGINE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/list.h"
+#include "base/status.h"
+#include "memory/region.h"
+#include "providers/provider.h"
+#include "providers/tcp/link.h"
+#include "providers/transfer.h"
+
+/* A stream link is attached beside the providers' own links. */
+#define TN_MAX_LINKS (TN_MAX_PROVIDERS + 1)
+
+struct tn_provider_slot {
+    const struct tn_provider_ops *ops;
+    void *self;
+};
+
+struct tn_engine {
+    struct tn_host host; /* first: a host pointer is an engine pointer */
+    struct tn_engine_options options;
+    struct tn_segments *segments;
+    struct tn_provider_slot providers[TN_MAX_PROVIDERS];
+
+    pthread_mutex_t lock; /* peers */
+    struct tn_list peers; /* every peer that is not buried */
+
+    pthread_mutex_t active_lock;
+    struct tn_list active; /* transfers that are not quiet */
+    uint64_t next_deadline;
+
+    /* Progress: one thread at a time is the driver. See progress.c. */
+    int epoll_fd;
+    int wake_fd;
+    struct tn_watch wake_watch;
+    _Atomic uint32_t driving;         /* 1 while somebody is the driver */
+    _Atomic uint32_t driver_sleeping; /* 1 around epoll_wait */
+    _Atomic uint64_t sleep_until;
+    _Atomic uint32_t turnstile; /* futex: moves whenever something ended or the driver's place became free */
+    _Atomic uint32_t waiters;
+    _Atomic uint32_t background_word; /* futex: the background thread's alarm */
+    _Atomic uint32_t stopping;
+    _Atomic uint64_t next_tick; /* when the links want to look at their heartbeats */
+    pthread_t thread;
+
+    pthread_mutex_t work_lock;
+    struct tn_list work; /* transfers with chunks to copy */
+
+    pthread_mutex_t settle_lock;
+    struct tn_list settling; /* transfers whose data is done and whose notification is to be sent, or given up */
+    struct tn_list dying;    /* peers that went down and whose links the driver has to close */
+
+    pthread_mutex_t events_lock;
+    struct tn_list events;  /* struct event_node */
+    struct tn_list retired; /* abandoned transfers that became quiet */
+    int event_fd;
+
+    pthread_mutex_t notify_lock;
+    struct tn_list notifications;
+    struct tn_list notify_queues; /* queues that want to hear of them */
+    _Atomic uint32_t notification_count;
+};
+
+struct tn_attachment {
+    uint32_t provider;
+    const struct tn_link_ops *ops;
+    void *link;
+};
+
+struct tn_peer {
+    struct tn_engine *engine;
+    struct tn_list node, dying;
+    uint8_t incarnation[TN_INCARNATION_BYTES];
+    uint64_t cookie;
+    _Atomic uint32_t references;
+    bool is_self;
+
+    pthread_mutex_t lock; /* all below, but the atomics */
+    _Atomic int32_t state;
+    char text[TN_TEXT_BYTES];
+    struct tn_attachment links[TN_MAX_LINKS]; /* fixed once the peer is up */
+    uint32_t n_links;
+    struct tn_link *stream;
+    struct tn_list waiting; /* transfers from before the peer was up */
+
+    /* Guarded by settle_lock: our right to send notifications. */
+    uint32_t credits, credit_limit;
+    struct tn_list uncredited;
+    /* Guarded by notify_lock: the peer's notifications here. */
+    uint32_t unread, to_credit;
+
+    _Atomic uint64_t operations[TN_MAX_PROVIDERS], bytes[TN_MAX_PROVIDERS], errors[TN_MAX_PROVIDERS];
+    _Atomic uint64_t notifications_sent, notifications_received;
+};
+
+/* progress.c */
+int tn_progress_init(struct tn_engine *engine);
+void tn_progress_fini(struct tn_engine *engine);
+void tn_progress_kick(struct tn_engine *engine);
+void tn_progress_announce(struct tn_engine *engine); /* something ended: wake who waits */
+/* Makes progress until done(argument) or the time is over; 1 if done. Returns early (0) on a signal. */
+int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), void *argument, uint64_t timeout_ns);
+void tn_progress_deadline(struct tn_engine *engine, uint64_t deadline_ns);
+
+/* submit.c */
+/* A reference to the transfer's peer, or NULL if it is quiet. Whoever calls into a link holds one, so that the link is not
+ * freed below it when the transfer becomes quiet. */
+struct tn_peer *tn_transfer_peer(struct tn_transfer *transfer);
+void tn_transfer_dispatch(struct tn_transfer *transfer);
+void tn_transfer_abort(struct tn_transfer *transfer, int status, const char *text); /* deadline, cancel */
+/* settle.c: the ends of transfers, and notifications to be sent. */
+void tn_settle_ended(struct tn_host *host, struct tn_transfer *transfer);
+void tn_settle_quiet(struct tn_host *host, struct tn_transfer *transfer);
+void tn_settle_credited(struct tn_host *host, struct tn_peer *peer, uint32_t credits);
+void tn_settle_run(struct tn_engine *engine); /* every entry into the engine ends with it */
+void tn_settle_peer_down(struct tn_peer *peer);
+void tn_settle_reconsider(struct tn_transfer *transfer); /* it has failed: it may be waiting for a credit */
+
+/* peer.c */
+void tn_peer_reference(struct tn_peer *peer);
+void tn_peer_unreference(struct tn_peer *peer);
+void tn_peer_bury_dying(struct tn_engine *engine); /* driver only */
+uint64_t tn_peer_tick_all(struct tn_engine *engine, uint64_t now);
+void tn_peer_fail(struct tn_host *host, struct tn_peer *peer, int status, const char *text);
+void tn_peer_want_segment(struct tn_host *host, struct tn_peer *peer, uint32_t number);
+void tn_peer_segment(struct tn_host *host, struct tn_peer *peer, uint32_t number, int fd);
+
+/* events.c */
+int tn_events_init(struct tn_engine *engine);
+void tn_events_fini(struct tn_engine *engine);
+void tn_events_control(struct tn_host *host, struct tn_peer *peer, const void *bytes, size_t length);
+void tn_events_peer_down(struct tn_peer *peer, int status, const char *text);
+void tn_events_retired(struct tn_engine *engine, struct tn_transfer *transfer);
+
+/* notify.c */
+void tn_notify_init(struct tn_engine *engine);
+void tn_notify_fini(struct tn_engine *engine);
+int tn_notify_receive(struct tn_host *host, struct tn_peer *peer, uint64_t region, const void *payload, uint32_t length);
+
+/* queue.c */
+int tn_queue_reserve(struct tn_queue *queue); /* room for one more cookie, so that put cannot fail */
+void tn_queue_unreserve(struct tn_queue *queue);
+void tn_queue_put(struct tn_queue *queue, uint64_t cookie, bool reserved);
+void tn_queue_reference(struct tn_queue *queue);
+void tn_queue_unreference(struct tn_queue *queue);
+struct tn_list *tn_queue_notify_node(struct tn_queue *queue);
+struct tn_queue *tn_queue_of_notify_node(struct tn_list *node);
+
+#endif

@@ -1,0 +1,353 @@
+/* Who does the work. One thread at a time is the driver: it sleeps in epoll_wait and runs what is ready. A caller that waits
+ * takes the driver's place; the background thread drives only while nobody waits. Copies (the work list) are done by waiting
+ * callers and the background thread alike, a chunk at a time.
+ *
+ * Lost wake-ups are avoided everywhere in the same way: whoever goes to sleep first says so (driver_sleeping, a futex value),
+ * then looks once more; whoever adds something first adds it, then looks who sleeps.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include "base/sys.h"
+#include "engine/engine.h"
+
+#define MAX_EVENTS 32
+#define MAX_SLEEP_NS 1000000000u
+#define FOLLOWER_SLEEP_NS 50000000u /* a safety net only */
+#define COPIES_BETWEEN_POLLS 4      /* so that a long copy does not starve the sockets */
+
+static void wake_ready(struct tn_watch *watch, uint32_t events)
+{
+    (void)events;
+    eventfd_t ignored;
+    eventfd_read(watch->fd, &ignored);
+}
+
+static int watch_control(struct tn_host *host, struct tn_watch *watch, int operation)
+{
+    struct epoll_event event = {.events = watch->events, .data.ptr = watch};
+    if (epoll_ctl(((struct tn_engine *)host)->epoll_fd, operation, watch->fd, &event) < 0)
+        return tn_fail_errno("epoll_ctl %d on descriptor %d", operation, watch->fd);
+    return TN_OK;
+}
+
+static int watch_add(struct tn_host *host, struct tn_watch *watch)
+{
+    return watch_control(host, watch, EPOLL_CTL_ADD);
+}
+
+static int watch_change(struct tn_host *host, struct tn_watch *watch)
+{
+    return watch_control(host, watch, EPOLL_CTL_MOD);
+}
+
+static void watch_remove(struct tn_host *host, struct tn_watch *watch)
+{
+    watch_control(host, watch, EPOLL_CTL_DEL);
+}
+
+void tn_progress_kick(struct tn_engine *engine)
+{
+    if (atomic_load(&engine->driver_sleeping))
+        eventfd_write(engine->wake_fd, 1);
+}
+
+static void host_kick(struct tn_host *host)
+{
+    tn_progress_kick((struct tn_engine *)host);
+}
+
+/* Wakes all who wait for something to end. The driver is woken too: it may be a caller whose own transfer this is. */
+void tn_progress_announce(struct tn_engine *engine)
+{
+    atomic_fetch_add(&engine->turnstile, 1);
+    if (!atomic_load(&engine->waiters))
+        return;
+    tn_futex_wake(&engine->turnstile, INT32_MAX);
+    tn_progress_kick(engine);
+}
+
+static void wake_background(struct tn_engine *engine)
+{
+    atomic_fetch_add(&engine->background_word, 1);
+    tn_futex_wake(&engine->background_word, 1);
+    tn_progress_kick(engine);
+}
+
+static void host_work(struct tn_host *host, struct tn_transfer *transfer)
+{
+    struct tn_engine *engine = (struct tn_engine *)host;
+    tn_transfer_reference(transfer);
+    pthread_mutex_lock(&engine->work_lock);
+    tn_list_append(&engine->work, &transfer->working);
+    pthread_mutex_unlock(&engine->work_lock);
+    atomic_fetch_add(&engine->turnstile, 1);
+    wake_background(engine);
+}
+
+/* Runs one chunk of the oldest work. Others may run the same transfer meanwhile; whoever finds it empty takes it off. */
+static bool run_work(struct tn_engine *engine)
+{
+    struct tn_transfer *transfer = NULL;
+    pthread_mutex_lock(&engine->work_lock);
+    if (!tn_list_empty(&engine->work)) {
+        transfer = tn_container(engine->work.next, struct tn_transfer, working);
+        tn_transfer_reference(transfer);
+    }
+    pthread_mutex_unlock(&engine->work_lock);
+    if (!transfer)
+        return false;
+    struct tn_peer *peer = tn_transfer_peer(transfer);
+    if (!peer || !transfer->run(transfer)) {
+        pthread_mutex_lock(&engine->work_lock);
+        bool listed = !tn_list_empty(&transfer->working);
+        tn_list_remove(&transfer->working);
+        pthread_mutex_unlock(&engine->work_lock);
+        if (listed)
+            tn_transfer_unreference(transfer);
+    }
+    tn_transfer_unreference(transfer);
+    tn_settle_run(engine);
+    if (peer)
+        tn_peer_unreference(peer);
+    return true;
+}
+
+static bool have_work(struct tn_engine *engine)
+{
+    pthread_mutex_lock(&engine->work_lock);
+    bool have = !tn_list_empty(&engine->work);
+    pthread_mutex_unlock(&engine->work_lock);
+    return have;
+}
+
+static bool have_chores(struct tn_engine *engine)
+{
+    pthread_mutex_lock(&engine->settle_lock);
+    bool have = !tn_list_empty(&engine->settling) || !tn_list_empty(&engine->dying);
+    pthread_mutex_unlock(&engine->settle_lock);
+    return have;
+}
+
+void tn_progress_deadline(struct tn_engine *engine, uint64_t deadline_ns)
+{
+    if (deadline_ns < atomic_load(&engine->sleep_until))
+        tn_progress_kick(engine);
+}
+
+/* Collects one expired transfer, or computes the next deadline. Called under active_lock. */
+static struct tn_transfer *find_expired(struct tn_engine *engine, uint64_t now)
+{
+    uint64_t next = TN_NO_DEADLINE;
+    for (struct tn_list *node = engine->active.next; node != &engine->active; node = node->next) {
+        struct tn_transfer *transfer = tn_container(node, struct tn_transfer, active);
+        if (tn_transfer_stopped(transfer))
+            continue;
+        if (transfer->deadline_ns <= now) {
+            tn_transfer_reference(transfer);
+            return transfer;
+        }
+        next = transfer->deadline_ns < next ? transfer->deadline_ns : next;
+    }
+    engine->next_deadline = next;
+    return NULL;
+}
+
+static void expire(struct tn_engine *engine, uint64_t now)
+{
+    for (;;) {
+        pthread_mutex_lock(&engine->active_lock);
+        struct tn_transfer *expired = now >= engine->next_deadline ? find_expired(engine, now) : NULL;
+        pthread_mutex_unlock(&engine->active_lock);
+        if (!expired)
+            return;
+        tn_transfer_abort(expired, TN_DEADLINE, "the deadline passed before the transfer ended");
+        tn_transfer_unreference(expired);
+    }
+}
+
+/* Does what is due; returns when something will be due next. */
+static uint64_t run_chores(struct tn_engine *engine)
+{
+    uint64_t now = tn_now();
+    tn_settle_run(engine);
+    tn_peer_bury_dying(engine);
+    uint64_t tick = atomic_load(&engine->next_tick);
+    if (now >= tick) {
+        uint64_t due = tn_peer_tick_all(engine, now);
+        /* A peer that came up meanwhile has asked for a tick at once: then leave that. */
+        tick = atomic_compare_exchange_strong(&engine->next_tick, &tick, due) ? due : 0;
+    }
+    expire(engine, now);
+    tn_settle_run(engine);
+    pthread_mutex_lock(&engine->active_lock);
+    uint64_t deadline = engine->next_deadline;
+    pthread_mutex_unlock(&engine->active_lock);
+    return deadline < tick ? deadline : tick;
+}
+
+static int poll_providers(struct tn_engine *engine, bool arm)
+{
+    int found = 0;
+    for (int i = 0; i < TN_MAX_PROVIDERS; i++) {
+        const struct tn_provider_slot *slot = &engine->providers[i];
+        if (slot->ops && slot->ops->poll)
+            found += slot->ops->poll(slot->self);
+        if (arm && slot->ops && slot->ops->arm)
+            found += slot->ops->arm(slot->self);
+    }
+    return found;
+}
+
+static int sleep_and_collect(struct tn_engine *engine, struct epoll_event *events, uint64_t until)
+{
+    atomic_store(&engine->sleep_until, until);
+    atomic_store(&engine->driver_sleeping, 1);
+    bool busy = have_work(engine) || have_chores(engine) || atomic_load(&engine->stopping);
+    uint64_t now = tn_now();
+    int timeout_ms = busy || until <= now ? 0 : (int)((until - now + 999999) / 1000000);
+    int count = epoll_wait(engine->epoll_fd, events, MAX_EVENTS, timeout_ms);
+    atomic_store(&engine->driver_sleeping, 0);
+    atomic_store(&engine->sleep_until, 0);
+    return count;
+}
+
+/* One round of the driver: chores, at most one sleep until `until`, and what became ready. False on a signal. */
+static bool drive(struct tn_engine *engine, uint64_t until, bool (*done)(void *), void *argument)
+{
+    struct epoll_event events[MAX_EVENTS];
+    uint64_t due = run_chores(engine);
+    if (poll_providers(engine, true) || (done && done(argument)))
+        until = 0;
+    uint64_t limit = tn_now() + MAX_SLEEP_NS;
+    until = until < due ? until : due;
+    int count = sleep_and_collect(engine, events, until < limit ? until : limit);
+    if (count < 0)
+        return errno != EINTR;
+    for (int i = 0; i < count; i++) {
+        struct tn_watch *watch = events[i].data.ptr;
+        watch->ready(watch, events[i].events);
+    }
+    tn_settle_run(engine);
+    return true;
+}
+
+static bool take_wheel(struct tn_engine *engine)
+{
+    uint32_t free_wheel = 0;
+    return atomic_compare_exchange_strong(&engine->driving, &free_wheel, 1);
+}
+
+static void leave_wheel(struct tn_engine *engine)
+{
+    atomic_store(&engine->driving, 0);
+    if (atomic_load(&engine->waiters) > 0) {
+        atomic_fetch_add(&engine->turnstile, 1);
+        tn_futex_wake(&engine->turnstile, 1);
+    }
+}
+
+static void follow(struct tn_engine *engine, uint32_t turnstile, uint64_t end)
+{
+    uint64_t now = tn_now();
+    uint64_t left = end > now ? end - now : 0;
+    tn_futex_wait(&engine->turnstile, turnstile, left < FOLLOWER_SLEEP_NS ? left : FOLLOWER_SLEEP_NS);
+}
+
+/* One step of a waiting caller; false on a signal. */
+static bool wait_step(struct tn_engine *engine, bool (*done)(void *), void *argument, uint64_t end, uint32_t *copies)
+{
+    bool copied = run_work(engine);
+    if (copied && ++*copies % COPIES_BETWEEN_POLLS)
+        return true;
+    uint32_t turnstile = atomic_load(&engine->turnstile);
+    if (done(argument))
+        return true;
+    if (take_wheel(engine)) {
+        bool undisturbed = drive(engine, copied ? 0 : end, done, argument);
+        leave_wheel(engine);
+        return undisturbed;
+    }
+    if (!copied) {
+        tn_progress_kick(engine); /* the background thread makes room */
+        follow(engine, turnstile, end);
+    }
+    return true;
+}
+
+int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *), void *argument, uint64_t timeout_ns)
+{
+    uint64_t now = tn_now();
+    uint64_t end = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
+    uint32_t copies = 0;
+    bool undisturbed = true;
+    atomic_fetch_add(&engine->waiters, 1);
+    while (!done(argument) && undisturbed && tn_now() < end)
+        undisturbed = wait_step(engine, done, argument, end, &copies);
+    if (atomic_fetch_sub(&engine->waiters, 1) == 1)
+        wake_background(engine);
+    return done(argument);
+}
+
+static void *background(void *argument)
+{
+    struct tn_engine *engine = argument;
+    prctl(PR_SET_NAME, "transport", 0, 0, 0);
+    while (!atomic_load(&engine->stopping)) {
+        uint32_t word = atomic_load(&engine->background_word);
+        if (run_work(engine))
+            continue;
+        if (!atomic_load(&engine->waiters) && take_wheel(engine)) {
+            drive(engine, UINT64_MAX, NULL, NULL);
+            leave_wheel(engine);
+        } else {
+            tn_futex_wait(&engine->background_word, word, MAX_SLEEP_NS);
+        }
+    }
+    return NULL;
+}
+
+static int start_background(struct tn_engine *engine)
+{
+    /* Signals belong to the caller's threads: Ctrl-C must interrupt their waits, not this one. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int error = pthread_create(&engine->thread, NULL, background, engine);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = error;
+    return error ? tn_fail_errno("starting the background thread") : TN_OK;
+}
+
+int tn_progress_init(struct tn_engine *engine)
+{
+    engine->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    engine->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (engine->epoll_fd < 0 || engine->wake_fd < 0)
+        return tn_fail_errno("making the epoll set");
+    engine->host.work = host_work;
+    engine->host.watch = watch_add;
+    engine->host.rewatch = watch_change;
+    engine->host.unwatch = watch_remove;
+    engine->host.kick = host_kick;
+    engine->wake_watch = (struct tn_watch){.fd = engine->wake_fd, .events = EPOLLIN, .ready = wake_ready};
+    int status = watch_add(&engine->host, &engine->wake_watch);
+    return status == TN_OK ? start_background(engine) : status;
+}
+
+/* Stops the background thread and waits, a little, for callers to leave. */
+void tn_progress_fini(struct tn_engine *engine)
+{
+    atomic_store(&engine->stopping, 1);
+    wake_background(engine);
+    eventfd_write(engine->wake_fd, 1);
+    pthread_join(engine->thread, NULL);
+    for (int i = 0; i < 1000 && atomic_load(&engine->waiters); i++) {
+        tn_progress_announce(engine);
+        usleep(1000);
+    }
+}

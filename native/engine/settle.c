@@ -1,0 +1,182 @@
+/* The ends of transfers. "Ended" is when the status is final; "quiet" is when no byte of it can move any more. Between the
+ * last byte and the end lies the notification, which needs a credit; it is sent from tn_settle_run, where no link lock is
+ * held, because data often becomes quiet within a link's own code. */
+#include <string.h>
+
+#include "engine/engine.h"
+
+void tn_settle_ended(struct tn_host *host, struct tn_transfer *transfer)
+{
+    pthread_mutex_lock(&transfer->lock);
+    struct tn_queue *watcher = transfer->watcher;
+    transfer->watcher = NULL;
+    pthread_mutex_unlock(&transfer->lock);
+    if (watcher) {
+        tn_queue_put(watcher, transfer->watch_cookie, true);
+        tn_queue_unreference(watcher);
+    }
+    tn_progress_announce((struct tn_engine *)host);
+}
+
+static void release_local_regions(struct tn_transfer *transfer)
+{
+    struct tn_region *last = NULL;
+    for (uint64_t i = 0; i < transfer->n_ranges; i++) {
+        struct tn_region *region = transfer->ranges[i].local_region;
+        if (region && region != last)
+            tn_region_unuse(region);
+        last = region;
+    }
+}
+
+static void count(struct tn_transfer *transfer, int status)
+{
+    struct tn_peer *peer = transfer->peer;
+    uint32_t provider = transfer->provider;
+    if (provider >= TN_MAX_PROVIDERS)
+        return; /* it failed before a provider took it */
+    atomic_fetch_add_explicit(&peer->operations[provider], 1, memory_order_relaxed);
+    if (status == TN_OK)
+        atomic_fetch_add_explicit(&peer->bytes[provider], transfer->bytes, memory_order_relaxed);
+    else
+        atomic_fetch_add_explicit(&peer->errors[provider], 1, memory_order_relaxed);
+    if (status == TN_OK && transfer->notify)
+        atomic_fetch_add_explicit(&peer->notifications_sent, 1, memory_order_relaxed);
+}
+
+/* Nothing of it moves any more: publish. Whoever sees the status OK also sees it quiet. */
+static void finish(struct tn_engine *engine, struct tn_transfer *transfer)
+{
+    release_local_regions(transfer);
+    pthread_mutex_lock(&engine->active_lock);
+    tn_list_remove(&transfer->active);
+    pthread_mutex_unlock(&engine->active_lock);
+    pthread_mutex_lock(&transfer->lock);
+    struct tn_peer *peer = transfer->peer;
+    bool worked = atomic_load_explicit(&transfer->status, memory_order_relaxed) == TN_PENDING;
+    count(transfer, worked ? TN_OK : atomic_load_explicit(&transfer->status, memory_order_relaxed));
+    if (worked)
+        transfer->ended_ns = tn_now();
+    atomic_store_explicit(&transfer->is_quiet, 1, memory_order_release);
+    if (worked)
+        atomic_store_explicit(&transfer->status, TN_OK, memory_order_release);
+    bool abandoned = transfer->abandoned;
+    transfer->peer = NULL;
+    pthread_mutex_unlock(&transfer->lock);
+    if (worked)
+        tn_settle_ended(&engine->host, transfer);
+    else
+        tn_progress_announce(engine); /* somebody may wait for the quiet */
+    if (abandoned)
+        tn_events_retired(engine, transfer);
+    tn_transfer_unreference(transfer);
+    tn_peer_unreference(peer);
+}
+
+static void settle_later(struct tn_engine *engine, struct tn_transfer *transfer)
+{
+    pthread_mutex_lock(&engine->settle_lock);
+    tn_list_append(&engine->settling, &transfer->settling);
+    pthread_mutex_unlock(&engine->settle_lock);
+    tn_progress_kick(engine);
+}
+
+void tn_settle_quiet(struct tn_host *host, struct tn_transfer *transfer)
+{
+    struct tn_engine *engine = (struct tn_engine *)host;
+    if (!tn_transfer_stopped(transfer) && transfer->notify && !transfer->notify_sent) {
+        transfer->notify_sent = true;
+        atomic_store_explicit(&transfer->outstanding, 1, memory_order_relaxed);
+        settle_later(engine, transfer);
+        return;
+    }
+    finish(engine, transfer);
+}
+
+void tn_settle_credited(struct tn_host *host, struct tn_peer *peer, uint32_t credits)
+{
+    struct tn_engine *engine = (struct tn_engine *)host;
+    pthread_mutex_lock(&engine->settle_lock);
+    bool honest = credits <= peer->credit_limit && peer->credits <= peer->credit_limit - credits;
+    if (honest) {
+        peer->credits += credits;
+        tn_list_splice(&engine->settling, &peer->uncredited);
+    }
+    pthread_mutex_unlock(&engine->settle_lock);
+    if (!honest)
+        host->peer_down(host, peer, TN_PROTOCOL, "the peer returned more notification credits than were used");
+}
+
+void tn_settle_reconsider(struct tn_transfer *transfer)
+{
+    struct tn_engine *engine = (struct tn_engine *)transfer->host;
+    pthread_mutex_lock(&engine->settle_lock);
+    if (!tn_list_empty(&transfer->settling)) { /* in `settling` or in its peer's `uncredited` */
+        tn_list_remove(&transfer->settling);
+        tn_list_append(&engine->settling, &transfer->settling);
+    }
+    pthread_mutex_unlock(&engine->settle_lock);
+}
+
+void tn_settle_peer_down(struct tn_peer *peer)
+{
+    struct tn_engine *engine = peer->engine;
+    pthread_mutex_lock(&engine->settle_lock);
+    tn_list_splice(&engine->settling, &peer->uncredited);
+    pthread_mutex_unlock(&engine->settle_lock);
+}
+
+static void send_notification(struct tn_transfer *transfer)
+{
+    struct tn_peer *peer = transfer->peer;
+    if (peer->is_self) {
+        uint64_t region = transfer->remotes[transfer->notify_remote].number;
+        int status = tn_notify_receive(transfer->host, peer, region, transfer->notify, transfer->notify_length);
+        if (status != TN_OK)
+            tn_transfer_fail(transfer, status, 0, 0, "%s", tn_last_error());
+        tn_notify_done(transfer);
+    } else if (transfer->link_ops && transfer->link_ops->notify) {
+        transfer->link_ops->notify(transfer->link, transfer);
+    } else {
+        tn_link_send_notify(peer->stream, transfer);
+    }
+}
+
+/* The next transfer that can go on: it has failed, its peer is down, or a credit was taken for it. */
+static struct tn_transfer *take_ready(struct tn_engine *engine, bool *send)
+{
+    struct tn_transfer *ready = NULL;
+    pthread_mutex_lock(&engine->settle_lock);
+    struct tn_list *node;
+    while (!ready && (node = tn_list_take_first(&engine->settling))) {
+        struct tn_transfer *transfer = tn_container(node, struct tn_transfer, settling);
+        struct tn_peer *peer = transfer->peer;
+        *send = !tn_transfer_stopped(transfer) && atomic_load(&peer->state) == TN_OK;
+        if (*send && !peer->credits) {
+            tn_list_append(&peer->uncredited, node);
+            continue;
+        }
+        if (*send)
+            peer->credits--;
+        ready = transfer;
+    }
+    pthread_mutex_unlock(&engine->settle_lock);
+    return ready;
+}
+
+void tn_settle_run(struct tn_engine *engine)
+{
+    struct tn_transfer *transfer;
+    bool send;
+    while ((transfer = take_ready(engine, &send))) {
+        if (send) {
+            send_notification(transfer);
+            continue;
+        }
+        int state = atomic_load(&transfer->peer->state);
+        if (state < 0)
+            tn_transfer_fail(transfer, state, 0, 0, "the data arrived, but the peer was lost before its notification: %s",
+                             transfer->peer->text);
+        tn_notify_done(transfer);
+    }
+}

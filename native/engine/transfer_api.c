@@ -1,0 +1,90 @@
+/* What the owner of a transfer asks of it. All of these but wait and cancel also work after the engine was closed. */
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+int tn_transfer_status(struct tn_transfer *transfer)
+{
+    return atomic_load_explicit(&transfer->status, memory_order_acquire);
+}
+
+int tn_transfer_quiet(struct tn_transfer *transfer)
+{
+    return (int)atomic_load_explicit(&transfer->is_quiet, memory_order_acquire);
+}
+
+void tn_transfer_result(struct tn_transfer *transfer, struct tn_result *out)
+{
+    memset(out, 0, sizeof(*out));
+    pthread_mutex_lock(&transfer->lock);
+    out->status = tn_transfer_status(transfer);
+    out->error = transfer->error;
+    out->vendor = transfer->vendor;
+    out->provider = transfer->provider;
+    out->bytes = transfer->bytes;
+    out->elapsed_ns = (out->status == TN_PENDING ? tn_now() : transfer->ended_ns) - transfer->submitted_ns;
+    snprintf(out->path, sizeof(out->path), "%s", transfer->path);
+    snprintf(out->text, sizeof(out->text), "%s", transfer->text);
+    pthread_mutex_unlock(&transfer->lock);
+}
+
+static bool has_ended(void *argument)
+{
+    return tn_transfer_stopped(argument);
+}
+
+static bool has_quieted(void *argument)
+{
+    return tn_transfer_quiet(argument) != 0;
+}
+
+int tn_transfer_wait(struct tn_transfer *transfer, uint64_t timeout_ns)
+{
+    if (!has_ended(transfer))
+        tn_progress_wait((struct tn_engine *)transfer->host, has_ended, transfer, timeout_ns);
+    return tn_transfer_status(transfer);
+}
+
+int tn_transfer_wait_quiet(struct tn_transfer *transfer, uint64_t timeout_ns)
+{
+    return has_quieted(transfer) ||
+           tn_progress_wait((struct tn_engine *)transfer->host, has_quieted, transfer, timeout_ns);
+}
+
+int tn_transfer_watch(struct tn_transfer *transfer, struct tn_queue *queue, uint64_t cookie)
+{
+    int status = tn_queue_reserve(queue);
+    if (status != TN_OK)
+        return status;
+    pthread_mutex_lock(&transfer->lock);
+    status = tn_transfer_status(transfer);
+    bool taken = transfer->watcher != NULL;
+    if (status == TN_PENDING && !taken) {
+        transfer->watcher = queue;
+        transfer->watch_cookie = cookie;
+        tn_queue_reference(queue);
+    }
+    pthread_mutex_unlock(&transfer->lock);
+    if (status == TN_PENDING && !taken)
+        return TN_PENDING;
+    tn_queue_unreserve(queue);
+    return taken ? tn_fail(TN_INVALID, "another queue watches this transfer already") : status;
+}
+
+int tn_transfer_abandon(struct tn_transfer *transfer, uint64_t cookie)
+{
+    pthread_mutex_lock(&transfer->lock);
+    bool quiet = tn_transfer_quiet(transfer);
+    if (!quiet) {
+        transfer->abandoned = true;
+        transfer->abandon_cookie = cookie;
+    }
+    pthread_mutex_unlock(&transfer->lock);
+    return quiet ? TN_OK : TN_PENDING;
+}
+
+void tn_transfer_release(struct tn_transfer *transfer)
+{
+    tn_transfer_unreference(transfer);
+}
