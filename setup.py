@@ -1,3 +1,8 @@
-from setuptools import setup  # for what pyproject.toml cannot say yet: cffi modules, one wheel for every CPython
+"""What pyproject.toml cannot say yet: cffi's modules, and one wheel for every CPython from 3.10 on."""
 
-setup(cffi_modules=["bindings/build.py:ffibuilder"], options={"bdist_wheel": {"py_limited_api": "cp310"}})
+from setuptools import setup
+
+setup(
+    cffi_modules=["bindings/build.py:ffibuilder"],
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)

@@ -1,7 +1,7 @@
 """Describes the extension `transport.ffi._native` to setuptools.
 
-Duty: collect the C sources and the cdefs, choose the flags. Runs from the root of the tree, at build time
-only; needs cffi and a C compiler, and no header that libc does not bring.
+Duty: collect the C sources and the cdefs, choose the flags. Runs from the root of the tree, at
+build time only; needs cffi and a C compiler, and no header that libc does not bring.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ FLAGS = [
     "-O2",
     "-fvisibility=hidden",
     "-pthread",
-    # gcc 12 only warns about these two, and a cdef that disagrees with its header shows up as one of them.
+    # Older compilers only warn about these. A cdef that disagrees with its header shows up as one
+    # of the first two; the third truncates returned pointers.
     "-Werror=int-conversion",
     "-Werror=incompatible-pointer-types",
+    "-Werror=implicit-function-declaration",
 ]
 
-# For developers and CI, never the default: a newer compiler's new warning must not break a user's install.
+# For developers and CI, never the default: a newer compiler's new warning must not break a user's
+# install.
 # -Wconversion is left to native/Makefile because cffi's generated file does not pass it.
 STRICT = (
     "-Wall -Wextra -Wshadow -Wvla -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Werror"
@@ -50,7 +53,7 @@ def c_files(suffix: str) -> list[str]:
 
 
 def sanitizer_flags() -> list[str]:
-    """Flags for TRANSPORT_SANITIZE=address|undefined|thread (comma-separated), compile and link alike."""
+    """Flags for TRANSPORT_SANITIZE=address|undefined|thread (comma-separated), for both steps."""
     chosen = [name for name in os.environ.get("TRANSPORT_SANITIZE", "").split(",") if name]
     unknown = set(chosen) - SANITIZERS
     if unknown:
@@ -73,8 +76,8 @@ def link_flags() -> list[str]:
     return ["-pthread", *(wraps if NEEDS_FLOOR else []), *sanitizer_flags()]
 
 
-# Keeps the wheel loadable on older distributions than the one it is built on: see bindings/glibc_floor.h.
-# Not under a sanitizer, which must intercept the plain names.
+# Keeps the wheel loadable on older distributions than the one it is built on: see
+# bindings/glibc_floor.h. Not under a sanitizer, which must intercept the plain names.
 NEEDS_FLOOR = platform.libc_ver()[0] == "glibc" and not sanitizer_flags()
 
 ffibuilder = FFI()

@@ -36,7 +36,9 @@ def complaint(source: Path, target: Path) -> str | None:
         return "the public header includes only libc"
     for name in (room, other):
         if name not in LAYERS:
-            return f"the room {name}/ has no place in the order; give it one in {Path(__file__).name}"
+            return (
+                f"the room {name}/ has no place in the order; give it one in {Path(__file__).name}"
+            )
     if LAYERS.index(other) > LAYERS.index(room):
         return f"{other}/ lies above {room}/"
     if room == other == "providers" and len(source.parts) > 2 and len(target.parts) > 2:

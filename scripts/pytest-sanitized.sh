@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 name=$1
 shift
 out=$PWD/build/sanitize-$name
-rm -rf "$out/lib" # a file that was deleted from transport/ must not live on in the copy
+rm -rf "${out:?}/lib" # a file that was deleted from transport/ must not live on in the copy
 TRANSPORT_SANITIZE=$name .venv/bin/python setup.py --quiet build --build-base "$out" --build-lib "$out/lib" \
     2> >(grep -v -i warning >&2)
 
@@ -14,4 +14,8 @@ preload=$(gcc -print-file-name="lib${name:0:1}san.so")
 # The interpreter itself frees little at exit, so leaks are the C tests' business.
 export ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0:allocator_may_return_null=1
 # Not `python -m pytest`: that would put the tree, with its plain build, in front of PYTHONPATH.
-LD_PRELOAD=$preload PYTHONPATH=$out/lib PYTHONMALLOC=malloc .venv/bin/pytest -q -p no:cacheprovider "$@"
+existing=()
+for argument in "$@"; do
+    [[ $argument == tests/* && ! -e $argument ]] || existing+=("$argument")
+done
+LD_PRELOAD=$preload PYTHONPATH=$out/lib PYTHONMALLOC=malloc .venv/bin/pytest -q -p no:cacheprovider "${existing[@]}"

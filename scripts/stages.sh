@@ -2,7 +2,7 @@
 # Runs `make STAGE` for each stage, all of them even when one fails, and prints the time of each.
 # Ends with one line that counts the tests, read from pytest's reports and the C runner's lines.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 reports=build/reports
 rm -rf "$reports"
 mkdir -p "$reports"
