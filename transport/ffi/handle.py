@@ -1,4 +1,4 @@
-"""What closable objects share: `with`, idempotent close, refusal after fork, a repr that always works.
+"""What closable objects share: `with`, idempotent close, refusal after fork, a safe repr.
 
 May import: errors. Must not touch C: in a forked child the native half belongs to the parent.
 """
@@ -36,7 +36,7 @@ class Handle:
         raise NotImplementedError
 
     def _hand_over(self) -> None:
-        """What the finalizer of an object that nobody closed calls. Neither blocks nor touches C."""
+        """For the finalizer of an object that nobody closed. Neither blocks nor touches C."""
 
     def _describe(self) -> str:
         """What the repr says between the class's name and the state."""

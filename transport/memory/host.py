@@ -1,0 +1,237 @@
+"""Views of host memory: where the bytes of a tensor, an array or a buffer lie and how.
+
+May import ffi and errors. Recognises torch and numpy through sys.modules and never imports torch; a
+value can only be a tensor if its owner has imported torch already.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import InvalidUse
+from transport.ffi import ffi
+from transport.memory import dlpack
+from transport.memory.dtypes import BUFFER_FORMATS, ITEMSIZES
+from transport.memory.layout import contiguous_strides
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ADDRESS = ffi.typeof("uintptr_t")
+_BYTES = ffi.typeof("char[]")
+
+
+class View:
+    """Where an array's elements lie. `owner` keeps the memory alive while the view does."""
+
+    __slots__ = (
+        "_strides",
+        "address",
+        "contiguous",
+        "dtype",
+        "itemsize",
+        "nbytes",
+        "owner",
+        "readonly",
+        "shape",
+    )
+
+    def __init__(
+        self,
+        address: int,
+        nbytes: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...] | None,
+        itemsize: int,
+        dtype: str | None,
+        readonly: bool,
+        owner: Any,
+    ) -> None:
+        self.address = address  # of the first element
+        self.nbytes = nbytes  # of the elements, without gaps
+        self.shape = shape
+        self._strides = strides  # bytes; None: contiguous
+        self.contiguous = strides is None
+        self.itemsize = itemsize
+        self.dtype = dtype  # None: plain bytes
+        self.readonly = readonly
+        self.owner = owner  # the tensor or array; (object, what pins it) for others
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        if self._strides is None:
+            return contiguous_strides(self.shape, self.itemsize)
+        return self._strides
+
+
+def view(x: Any) -> View:
+    """The view of a torch tensor, numpy array, DLPack producer or buffer object in host memory.
+
+    Raises InvalidUse for what has no host memory of its own or no plain layout.
+    """
+    viewer = _VIEWERS.get(type(x))
+    if viewer is None:
+        viewer = _find_viewer(x)
+    return viewer(x)
+
+
+def storage_of(view: View) -> Any:
+    """The object whose death means that the memory is gone, or None where nothing tells it.
+
+    It can be referred to weakly. All views of one tensor's memory give the same object.
+    """
+    owner = view.owner
+    if isinstance(owner, tuple):
+        return owner[0] if getattr(type(owner[0]), "__weakrefoffset__", 0) else None
+    if hasattr(owner, "untyped_storage"):
+        return owner.untyped_storage()
+    return _array_root(owner)
+
+
+def _find_viewer(x: Any) -> Callable[[Any], View]:
+    kind = type(x)
+    torch = sys.modules.get("torch")
+    numpy = sys.modules.get("numpy")
+    viewer: Callable[[Any], View]
+    if isinstance(x, getattr(torch, "Tensor", ())):
+        viewer = _tensor_view
+    elif isinstance(x, getattr(numpy, "ndarray", ())):
+        viewer = _array_view
+    elif hasattr(kind, "__dlpack__"):
+        viewer = _dlpack_view
+    else:
+        viewer = _buffer_view
+    if len(_VIEWERS) < 256:  # a program that makes classes in a loop must not grow us
+        _VIEWERS[kind] = viewer
+    return viewer
+
+
+_VIEWERS: dict[type, Callable[[Any], View]] = {}
+
+
+# ------------------------------------------------------------------------------------------- torch
+def _tensor_view(tensor: Any) -> View:
+    known = _TORCH_DTYPES.get(tensor.dtype)
+    if known is None or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
+        known = _check_tensor(tensor)
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError as error:  # sparse and other tensors without storage
+        raise InvalidUse(f"this tensor has no plain memory: {error}") from None
+    dtype, itemsize = known
+    strides = None
+    if not tensor.is_contiguous():
+        strides = tuple(step * itemsize for step in tensor.stride())
+    shape = tensor.shape
+    return View(address, tensor.nbytes, shape, strides, itemsize, dtype, False, tensor)
+
+
+_TORCH_DTYPES: dict[Any, tuple[str, int]] = {}
+
+
+def _check_tensor(tensor: Any) -> tuple[str, int]:
+    """The dtype's name and size; fills the table of dtypes at first sight. Raises InvalidUse."""
+    if tensor.is_meta:
+        raise InvalidUse("a meta tensor has no memory; materialize it first")
+    if tensor.device.type != "cpu":
+        where = tensor.device
+        raise InvalidUse(f"the tensor is on {where}; only host memory can move so far: use .cpu()")
+    if str(tensor.layout) != "torch.strided":
+        raise InvalidUse(f"the tensor's layout is {tensor.layout}; move its parts, or .to_dense()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise InvalidUse(
+            "the tensor is a lazy conjugate or negative; call .resolve_conj().resolve_neg()"
+        )
+    name = str(tensor.dtype).removeprefix("torch.")
+    if tensor.is_quantized or name not in ITEMSIZES:
+        raise InvalidUse(
+            f"elements of dtype {tensor.dtype} cannot be named; use .view(torch.uint8)"
+        )
+    known = _TORCH_DTYPES[tensor.dtype] = (name, ITEMSIZES[name])
+    return known
+
+
+# ------------------------------------------------------------------------------------------- numpy
+def _array_view(array: Any) -> View:
+    dtype = _NUMPY_DTYPES.get(array.dtype, _UNSEEN)
+    if dtype is _UNSEEN:
+        dtype = _check_dtype(array.dtype)
+    shape, itemsize, flags = array.shape, array.itemsize, array.flags
+    strides = None if flags.c_contiguous else array.strides
+    if dtype is None and itemsize != 1:
+        # Plain bytes have no element; each of the array's is a dimension of bytes.
+        strides = None if strides is None else (*strides, 1)
+        shape, itemsize = (*shape, itemsize), 1
+    address = _array_address(array)
+    readonly = not flags.writeable
+    return View(address, array.nbytes, shape, strides, itemsize, dtype, readonly, array)
+
+
+_UNSEEN: Any = object()
+_NUMPY_DTYPES: dict[Any, str | None] = {}
+
+
+def _array_address(array: Any) -> int:
+    try:
+        return int(ffi.cast(_ADDRESS, ffi.from_buffer(_BYTES, array)))
+    except (BufferError, ValueError):  # strided, or a dtype that the buffer protocol lacks
+        return int(array.__array_interface__["data"][0])
+
+
+def _check_dtype(dtype: Any) -> str | None:
+    if dtype.hasobject:
+        raise InvalidUse(f"an array of dtype {dtype} holds Python objects, which cannot move")
+    if not dtype.isnative:
+        raise InvalidUse(f"an array of dtype {dtype} has foreign byte order; use .astype first")
+    name = dtype.name if dtype.name in ITEMSIZES else None
+    _NUMPY_DTYPES[dtype] = name
+    return name
+
+
+def _array_root(array: Any) -> Any:
+    """The outermost array of a chain of views; all views of one memory share it."""
+    root = array
+    while isinstance(root.base, sys.modules["numpy"].ndarray):
+        root = root.base
+    return root
+
+
+# ----------------------------------------------------------------------------------- other objects
+def _dlpack_view(x: Any) -> View:
+    found = dlpack.read(x)
+    return View(
+        found.address,
+        found.nbytes,
+        found.shape,
+        found.strides,
+        found.itemsize,
+        found.dtype,
+        found.readonly,
+        (x, found.capsule),
+    )
+
+
+def _buffer_view(x: Any) -> View:
+    try:
+        memory = memoryview(x)
+    except TypeError:
+        raise InvalidUse(
+            f"a {type(x).__name__} has no memory to move; use a torch tensor, a numpy array, or an"
+            " object with the buffer protocol or DLPack"
+        ) from None
+    except BufferError as error:
+        raise InvalidUse(f"this {type(x).__name__} does not give its memory: {error}") from None
+    if not memory.c_contiguous:
+        import numpy
+
+        return _array_view(numpy.asarray(memory))
+    pinned = ffi.from_buffer(_BYTES, memory)
+    address = int(ffi.cast(_ADDRESS, pinned))
+    dtype = BUFFER_FORMATS.get(memory.format.lstrip("@<="))
+    itemsize, shape = memory.itemsize, tuple(memory.shape or ())
+    if dtype is None or ITEMSIZES[dtype] != itemsize:
+        dtype, itemsize, shape = None, 1, (memory.nbytes,)
+    # `pinned` holds the exporter's buffer, so that a bytearray cannot be resized meanwhile.
+    owner = (x, pinned)
+    return View(address, memory.nbytes, shape, None, itemsize, dtype, memory.readonly, owner)
