@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say yet: cffi's modules, and one wheel for every CPython from 3.10 on."""
+"""What pyproject.toml cannot say yet: cffi's modules, and one wheel for all CPythons."""
 
 from setuptools import setup
 

@@ -1,4 +1,4 @@
-"""Sphinx configuration. `make docs` builds with warnings as errors; nothing here reaches the network."""
+"""Sphinx configuration. `make docs` makes warnings errors; nothing here reaches the network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ extensions = [
 
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 exclude_patterns = ["_build", "**/_*.md"]  # an underscore marks a fragment that other pages include
-nitpicky = False  # most annotations name numpy and torch types, whose inventories are not to be had offline
+# Most annotations name numpy and torch types, whose inventories are not to be had offline.
+nitpicky = False
 
 myst_enable_extensions = [
     "attrs_inline",

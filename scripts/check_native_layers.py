@@ -1,7 +1,8 @@
 """Checks by reading #include and import lines that the C rooms depend downward only.
 
-engine -> providers -> memory -> gpu -> dl -> abi -> base; one provider never includes another; no shipped file
-includes a foreign library's header (the build must work with libc's alone); only transport/ffi imports `_native`.
+engine -> providers -> memory -> gpu -> dl -> abi -> base; one provider never includes another; no
+shipped file includes a foreign library's header (the build must work with libc's alone); only
+transport/ffi imports `_native`.
 """
 
 from __future__ import annotations
@@ -36,9 +37,7 @@ def complaint(source: Path, target: Path) -> str | None:
         return "the public header includes only libc"
     for name in (room, other):
         if name not in LAYERS:
-            return (
-                f"the room {name}/ has no place in the order; give it one in {Path(__file__).name}"
-            )
+            return f"the room {name}/ has no place in the order; {Path(__file__).name} gives it one"
     if LAYERS.index(other) > LAYERS.index(room):
         return f"{other}/ lies above {room}/"
     if room == other == "providers" and len(source.parts) > 2 and len(target.parts) > 2:

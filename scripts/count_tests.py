@@ -1,4 +1,4 @@
-"""Sums up a folder of reports in one line: pytest's JUnit files and the C runner's `native VARIANT: ...` lines."""
+"""Sums up a folder of reports in one line: JUnit files and the C runner's `native X: ...` lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared by all test layers: the TRANSPORT_REQUIRE rule, hypothesis profiles, where the doubles lie."""
+"""Shared by all layers: the TRANSPORT_REQUIRE rule, hypothesis profiles, where the doubles lie."""
 
 from __future__ import annotations
 

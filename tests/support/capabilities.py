@@ -1,10 +1,10 @@
 """What a test needs from the machine, and why a skip may be a failure.
 
-Duty: skip loudly what cannot run here; fail instead when `TRANSPORT_REQUIRE=rdma,gpu` says that it must. May
-import: pytest and the standard library. May not: the package under test.
+Duty: skip loudly what cannot run here; fail instead when `TRANSPORT_REQUIRE=rdma,gpu` says that it
+must. May import: pytest and the standard library. May not: the package under test.
 
     require("rdma")                       # skip unless this machine has an RDMA device
-    require("torch", why_not)             # skip with a reason of your own; None or "" means it is there
+    require("torch", why_not)             # skip with your own reason; None or "": it is there
     pytest.importorskip("torch")          # counts as the capability "torch"
     pytest.skip("netns: needs root")      # the word before the colon is the capability
 """
@@ -14,10 +14,13 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _NAMED = re.compile(r"^(?:Skipped: )?([a-z][a-z0-9_-]*): ")
 _IMPORT = re.compile(r"could not import '([^'.]+)")
