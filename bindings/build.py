@@ -13,7 +13,7 @@ from pathlib import Path
 from cffi import FFI
 
 # Later rooms use earlier rooms' types. A room without a cdef is not bound yet.
-ROOMS = ["base", "memory", "engine", "verbs"]
+ROOMS = ["base", "memory", "engine", "shm", "verbs"]
 
 # Built by native/Makefile only: doubles of foreign libraries, test programs, fuzz targets.
 NOT_SHIPPED = {"fakes", "tests", "fuzz"}
@@ -43,6 +43,9 @@ SANITIZERS = {"address", "undefined", "thread"}
 def rooms_cdef() -> str:
     """The concatenated `bindings/<room>.cdef.h` files in ROOMS order."""
     files = [Path(f"bindings/{room}.cdef.h") for room in ROOMS]
+    forgotten = {str(p) for p in Path("bindings").glob("*.cdef.h")} - {str(p) for p in files}
+    if forgotten:
+        raise SystemExit(f"bindings/build.py: not in ROOMS: {sorted(forgotten)}")
     return "\n".join(path.read_text() for path in files if path.exists())
 
 
