@@ -39,10 +39,10 @@ def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
 
 def is_contiguous(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> bool:
     """Whether the bytes lie in C order without a gap; a dimension of length 1 has any stride."""
+    if 0 in shape:
+        return True
     expected = itemsize
     for size, stride in zip(reversed(shape), reversed(strides)):
-        if size == 0:
-            return True
         if size != 1:
             if stride != expected:
                 return False

@@ -63,6 +63,9 @@ def offset(base, array):
 @given(pairs())
 def test_rows_copy_what_numpy_copies(pair):
     shape, itemsize, (left_base, left), (right_base, right) = pair
+    if 0 in shape:
+        assert not list(pair_rows(shape, left.strides, right.strides, itemsize))
+        return
     expected = left_base.copy()
     twin = np.ndarray(shape, left.dtype, expected, offset(left_base, left), left.strides)
     twin[...] = right
