@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from transport.cli.child import Child, ChildFailed, serve
+from transport.errors import InvalidUse
+
+
+def answering(pipe, factor):
+    def invalid():
+        raise InvalidUse("not like this")
+
+    def crash():
+        os._exit(3)
+
+    serve(
+        pipe,
+        {
+            "times": lambda number: number * factor,
+            "invalid": invalid,
+            "bug": lambda: 1 // 0,
+            "crash": crash,
+        },
+    )
+
+
+def test_answers_errors_and_the_end():
+    with Child(answering, 3) as child:
+        assert child.pid > 0
+        assert child.ask("times", 14) == 42
+        with pytest.raises(ChildFailed, match="InvalidUse: not like this"):
+            child.ask("invalid")
+        with pytest.raises(ChildFailed, match="ZeroDivisionError"):
+            child.ask("bug")
+        assert child.ask("times", 2) == 6  # an error does not end it
+        with pytest.raises(ChildFailed, match="exit status 3"):
+            child.ask("crash")

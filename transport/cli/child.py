@@ -1,0 +1,94 @@
+"""A second process that this command starts, asks things and ends. Standard library only.
+
+The two talk over a pipe: (what, arguments) there, ("ok", answer) or ("error", text) back. The child
+ends when the pipe does, so it never outlives a parent that was killed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from multiprocessing.connection import Connection
+    from types import TracebackType
+
+    Handlers = Mapping[str, Callable[..., Any]]
+
+_END_TIMEOUT = 10.0  # seconds; an engine's close waits at most half of this
+
+
+class ChildFailed(TransportError):
+    """The second process raised, or ended without answering; the message has its words."""
+
+
+class Child:
+    """Runs `target(pipe, *arguments)` in a fresh interpreter (spawn: no forked threads)."""
+
+    def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    def ask(self, what: str, *arguments: Any) -> Any:
+        """The answer; raises ChildFailed."""
+        try:
+            self._pipe.send((what, arguments))
+            state, answer = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(_END_TIMEOUT)
+            code = self._process.exitcode
+            raise ChildFailed(f"the second process ended (exit status {code})") from None
+        if state != "ok":
+            raise ChildFailed(f"in the second process: {answer}")
+        return answer
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._process.join(_END_TIMEOUT)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def serve(pipe: Connection, handlers: Handlers) -> None:
+    """The child's loop: answers until the parent closes the pipe.
+
+    Ctrl-C reaches the whole foreground group; the parent decides what it means.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True:
+        try:
+            what, arguments = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer = ("ok", handlers[what](*arguments))
+        except TransportError as error:
+            answer = ("error", f"{type(error).__name__}: {error}")
+        except Exception:  # anything else is a bug: its trace is what the parent should show
+            answer = ("error", traceback.format_exc())
+        pipe.send(answer)

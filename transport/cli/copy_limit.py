@@ -1,0 +1,85 @@
+"""What this machine can copy: the bound that every ratio refers to. May import ffi.
+
+The very loops that transfers use, timed in C, on two ordinary buffers that were touched before and
+are used again every time.
+"""
+
+from __future__ import annotations
+
+import mmap
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from transport import ffi as door
+from transport.cli.bench_report import Limit
+from transport.errors import NativeError, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+KINDS = {"memcpy": door.lib.TN_COPY_MEMCPY, "streaming": door.lib.TN_COPY_STREAMING}
+
+_WORTH = 1 << 29  # bytes copied per figure, within the bounds below
+_FEWEST, _MOST = 7, 2000
+
+
+def iterations(size: int) -> int:
+    """How often a copy of this size is timed."""
+    return max(_FEWEST, min(_MOST, _WORTH // size))
+
+
+class CopyBuffers:
+    """Two touched, page-aligned buffers for copies of up to `size` bytes."""
+
+    def __init__(self, size: int) -> None:
+        try:
+            self._maps = [mmap.mmap(-1, size) for _ in range(2)]
+        except OSError as error:
+            text = f"cannot get two buffers of {size} bytes: {error.strerror}"
+            raise NativeError(text, operation="mmap", errno=error.errno or 0) from None
+        self._views: list[Any] = [door.ffi.from_buffer("char[]", it) for it in self._maps]
+        self.times(size, "memcpy", 1, 1)
+
+    def times(self, size: int, kind: str, threads: int, count: int) -> list[int]:
+        """Nanoseconds of `count` copies; empty where this processor has no such copy."""
+        ns = door.ffi.new("uint64_t[]", count)
+        target, source = self._views
+        status = door.lib.tn_copy_measure(KINDS[kind], target, source, size, threads, count, ns)
+        if status == Status.UNAVAILABLE:
+            return []
+        door.check(status)
+        return list(ns)
+
+    def close(self) -> None:
+        self._views.clear()
+        for it in self._maps:
+            it.close()
+
+    def __enter__(self) -> CopyBuffers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def measure_limits(size: int, all_threads: int) -> list[Limit]:
+    """Both kinds at one size, with one thread and with all."""
+    with CopyBuffers(size) as buffers:
+        return [
+            found
+            for threads in sorted({1, all_threads})
+            for found in _limits(buffers, size, threads)
+        ]
+
+
+def _limits(buffers: CopyBuffers, size: int, threads: int) -> Iterator[Limit]:
+    for kind in KINDS:
+        buffers.times(size, kind, threads, 2)
+        times = buffers.times(size, kind, threads, iterations(size))
+        if times:
+            yield Limit(size, threads, kind, size / statistics.median(times))
+
+
+def best_copy_ns(buffers: CopyBuffers, size: int) -> int:
+    """One copy each way by one thread: the faster one's time. For runs that alternate."""
+    return min(ns for kind in KINDS for ns in buffers.times(size, kind, 1, 1))

@@ -1,0 +1,57 @@
+"""Options and endings that several commands share."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from transport.cli.sizes import sizes_option
+
+if TYPE_CHECKING:
+    from transport.cli.bench_report import Report
+
+size_option = click.option(
+    "--size",
+    "sizes",
+    callback=sizes_option,
+    metavar="SIZES",
+    default="4KiB..256MiB",
+    show_default=True,
+    help="Bytes per message: one size, a list (4KiB,1MiB), or a range that climbs by 4.",
+)
+
+json_option = click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True, allow_dash=True),
+    help="Write the result as JSON to this file; - writes it to stdout instead of the table.",
+)
+
+
+def emit(result: Report, json_file: Path | None, table: str) -> None:
+    """The table to stdout and the JSON to its file; `-` puts the JSON in the table's place."""
+    emit_json(result.to_json(), json_file, table)
+
+
+def emit_json(values: dict[str, Any], json_file: Path | None, table: str) -> None:
+    text = json.dumps(rounded(values), indent=1)
+    if json_file is not None and str(json_file) == "-":
+        click.echo(text)
+        return
+    click.echo(table)
+    if json_file is not None:
+        json_file.write_text(text + "\n")
+
+
+def rounded(value: Any) -> Any:
+    """Five significant digits: what a clock can tell, and what a reader can bear."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(item) for item in value]
+    return value
