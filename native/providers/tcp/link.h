@@ -1,6 +1,7 @@
-/* A link: one authenticated stream socket (TCP or unix) to a peer, and everything that travels on it: heartbeats, control
- * messages, notifications, segment descriptors, and the one-sided reads and writes of the tcp provider. Served by whichever
- * thread drives the engine, so a peer whose Python is busy still answers. */
+/* A link: one authenticated stream socket (TCP or unix) to a peer, and everything that travels
+ * on it: heartbeats, control messages, notifications, segment descriptors, and the one-sided
+ * reads and writes of the tcp provider. Served by whichever thread drives the engine, so a peer
+ * whose Python is busy still answers. */
 #ifndef TN_PROVIDERS_TCP_LINK_H
 #define TN_PROVIDERS_TCP_LINK_H
 
@@ -10,23 +11,26 @@
 struct tn_link;
 
 struct tn_link_options {
-    bool is_unix;                  /* descriptors may be passed */
-    struct tn_segments *segments;  /* to serve SEGMENT requests; NULL: refuse */
+    bool is_unix;                 /* descriptors may be passed */
+    struct tn_segments *segments; /* to serve SEGMENT requests; NULL: refuse */
 };
 
 extern const struct tn_link_ops tn_stream_link_ops; /* accepts every transfer */
 
-/* Takes the fd (also on failure), makes it non-blocking, sets TCP_NODELAY and keepalive, begins to watch it. */
-int tn_link_open(struct tn_host *host, struct tn_peer *peer, int fd, const struct tn_link_options *options,
-                 struct tn_link **out);
+/* Takes the fd (also on failure), makes it non-blocking, sets TCP_NODELAY and keepalive, begins
+ * to watch it. */
+int tn_link_open(struct tn_host *host, struct tn_peer *peer, int fd,
+                 const struct tn_link_options *options, struct tn_link **out);
 int tn_link_send_control(struct tn_link *link, const void *bytes, size_t length);
-void tn_link_send_notify(struct tn_link *link, struct tn_transfer *transfer); /* calls tn_notify_done when acknowledged */
+void tn_link_send_notify(struct tn_link *link,
+                         struct tn_transfer *transfer); /* calls tn_notify_done when acknowledged */
 void tn_link_send_credit(struct tn_link *link, uint32_t credits);
 void tn_link_want_segment(struct tn_link *link, uint32_t number);
-/* Sends a heartbeat if one is due, reports the peer as lost if it has been silent for too long. Returns when to be called
- * next (ns). */
+/* Sends a heartbeat if one is due, reports the peer as lost if it has been silent for too long.
+ * Returns when to be called next (ns). */
 uint64_t tn_link_tick(struct tn_link *link, uint64_t now);
-/* Tells the peer that this end closes on purpose (so that it reports "closed", not "lost"). Best effort. */
+/* Tells the peer that this end closes on purpose (so that it reports "closed", not "lost"). Best
+ * effort. */
 void tn_link_farewell(struct tn_link *link);
 
 struct tn_link_stats {

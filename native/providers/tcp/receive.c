@@ -1,0 +1,280 @@
+/* Bytes from the socket: payloads straight to where they belong, everything else through the
+ * staging buffer. Only the driving thread comes here. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "providers/tcp/state.h"
+
+union control {
+    struct cmsghdr header;
+    char room[CMSG_SPACE(sizeof(int))]; /* alignment makes room for two: both are looked at */
+};
+
+static void violation(struct tn_link *link, const char *what)
+{
+    tn_link_break(link, TN_PROTOCOL, "the peer sent %s", what);
+}
+
+/* Keeps the one descriptor that may be meant for a SEGMENT_FD, closes all others. */
+static void take_descriptors(struct tn_link *link, struct msghdr *message)
+{
+    int extra = 0;
+    for (struct cmsghdr *item = CMSG_FIRSTHDR(message); item; item = CMSG_NXTHDR(message, item)) {
+        if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < count; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
+            if (link->came_fd < 0) {
+                link->came_fd = fd;
+                continue;
+            }
+            close(fd);
+            extra++;
+        }
+    }
+    if (extra || message->msg_flags & MSG_CTRUNC)
+        violation(link, "more descriptors than it was asked for");
+}
+
+/* The payload is complete. */
+static void finish_sink(struct tn_link *link)
+{
+    struct tn_sink sink = link->sink;
+    link->sink = (struct tn_sink){.kind = TN_SINK_NONE};
+    if (sink.kind == TN_SINK_DATA)
+        tn_link_data_here(link, sink.request);
+    else if (sink.kind == TN_SINK_WRITE)
+        tn_link_write_here(link, sink.answer);
+    else if (sink.kind == TN_SINK_MESSAGE)
+        tn_link_take_message(link, &sink.header, sink.buffer);
+    free(sink.buffer);
+}
+
+static void advance_sink(struct tn_link *link, uint64_t bytes)
+{
+    if (link->sink.to)
+        link->sink.to += bytes;
+    link->sink.left -= bytes;
+    if (!link->sink.left)
+        finish_sink(link);
+}
+
+static uint8_t *staged(struct tn_link *link)
+{
+    return link->staging + link->begin;
+}
+
+static uint32_t staged_bytes(const struct tn_link *link)
+{
+    return link->end - link->begin;
+}
+
+static void feed_sink(struct tn_link *link)
+{
+    uint64_t take = staged_bytes(link) < link->sink.left ? staged_bytes(link) : link->sink.left;
+    if (link->sink.to)
+        memcpy(link->sink.to, staged(link), take);
+    link->begin += (uint32_t)take;
+    advance_sink(link, take);
+}
+
+/* A small message that is here in one piece is delivered from where it lies. */
+static void begin_message(struct tn_link *link, const struct tn_header *header)
+{
+    if (header->length <= staged_bytes(link)) {
+        const uint8_t *payload = staged(link);
+        link->begin += (uint32_t)header->length;
+        tn_link_take_message(link, header, payload);
+        return;
+    }
+    uint8_t *buffer = malloc(header->length);
+    if (!buffer) {
+        tn_link_break(link, TN_NOMEM, "no memory for a message of %llu bytes",
+                      (unsigned long long)header->length);
+        return;
+    }
+    link->sink = (struct tn_sink){.kind = TN_SINK_MESSAGE,
+                                  .to = buffer,
+                                  .left = header->length,
+                                  .header = *header,
+                                  .buffer = buffer};
+}
+
+static void handle(struct tn_link *link, const struct tn_header *header)
+{
+    bool known = true;
+    switch ((enum tn_frame_type)header->type) {
+    case TN_FRAME_PING:
+        tn_link_signal(link, &link->pong, 1);
+        break;
+    case TN_FRAME_PONG:
+        break; /* that it was heard is all */
+    case TN_FRAME_READ:
+        tn_link_serve_read(link, header);
+        break;
+    case TN_FRAME_WRITE:
+        tn_link_serve_write(link, header);
+        break;
+    case TN_FRAME_DATA:
+        known = tn_link_take_data(link, header);
+        break;
+    case TN_FRAME_WRITE_DONE:
+        known = tn_link_take_write_done(link, header);
+        break;
+    case TN_FRAME_NOTIFY:
+    case TN_FRAME_CONTROL:
+        begin_message(link, header);
+        break;
+    case TN_FRAME_NOTIFY_DONE:
+        known = tn_link_take_notify_done(link, header);
+        break;
+    case TN_FRAME_CREDIT:
+        link->host->credited(link->host, link->peer, (uint32_t)header->length);
+        break;
+    case TN_FRAME_SEGMENT:
+        known = tn_link_serve_segment(link, header);
+        break;
+    case TN_FRAME_SEGMENT_FD:
+        known = tn_link_take_segment(link, header);
+        break;
+    case TN_FRAME_BYE:
+        link->said_bye = true;
+        tn_link_break(link, TN_PEER_LOST, "the peer closed its engine");
+        break;
+    case TN_FRAME_TYPES:
+        break;
+    }
+    if (!known && !link->dead)
+        violation(link,
+                  "an answer to something that was not asked, or more requests than are allowed");
+}
+
+static void parse(struct tn_link *link)
+{
+    while (!link->dead) {
+        if (link->sink.kind != TN_SINK_NONE) {
+            if (!staged_bytes(link))
+                break;
+            feed_sink(link);
+            continue;
+        }
+        struct tn_header header;
+        if (staged_bytes(link) < sizeof(header))
+            break;
+        memcpy(&header, staged(link), sizeof(header));
+        const char *wrong = tn_frame_check(&header);
+        if (wrong) {
+            violation(link, wrong);
+            return;
+        }
+        bool request = header.type == TN_FRAME_READ || header.type == TN_FRAME_WRITE;
+        if (request && !tn_link_can_serve(link)) {
+            link->paused = true;
+            return;
+        }
+        link->begin += (uint32_t)sizeof(header);
+        handle(link, &header);
+    }
+    if (!link->dead && link->came_fd >= 0 && !staged_bytes(link))
+        violation(link, "a descriptor that it was not asked for");
+}
+
+static void compact(struct tn_link *link)
+{
+    uint32_t left = staged_bytes(link);
+    if (left && link->begin)
+        memmove(link->staging, staged(link), left);
+    link->begin = 0;
+    link->end = left;
+}
+
+static void ended(struct tn_link *link, ssize_t got)
+{
+    if (got < 0)
+        tn_link_break(link, TN_PEER_LOST, "receiving from the peer failed: %s", strerror(errno));
+    else
+        tn_link_break(link, TN_PEER_LOST, "the peer closed the connection");
+}
+
+/* What recvmsg brought: first the payload, then whatever follows it. */
+static void distribute(struct tn_link *link, uint64_t direct, uint64_t got)
+{
+    uint64_t straight = got < direct ? got : direct;
+    link->end += (uint32_t)(got - straight);
+    if (straight)
+        advance_sink(link, straight);
+    parse(link);
+}
+
+/* One system call: the bytes that came, 0 if none were there. `*filled` tells that there may be
+ * more. */
+static uint64_t receive_once(struct tn_link *link, bool *filled)
+{
+    compact(link);
+    struct iovec iov[2];
+    struct msghdr message = {.msg_iov = iov};
+    union control control;
+    uint64_t direct = 0, room = TN_LINK_STAGING - link->end;
+    if (link->sink.kind != TN_SINK_NONE && link->sink.to) {
+        direct = link->sink.left < TN_LINK_COPY ? link->sink.left : TN_LINK_COPY;
+        iov[message.msg_iovlen++] = (struct iovec){link->sink.to, direct};
+    }
+    if (direct && direct < link->sink.left)
+        room = 0;
+    else
+        iov[message.msg_iovlen++] = (struct iovec){link->staging + link->end, room};
+    if (link->is_unix) {
+        message.msg_control = control.room;
+        message.msg_controllen = sizeof(control.room);
+    }
+    ssize_t got;
+    do
+        got = recvmsg(link->watch.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    while (got < 0 && errno == EINTR);
+    *filled = got > 0 && (uint64_t)got == direct + room;
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+        return 0;
+    if (link->is_unix && got > 0)
+        take_descriptors(link, &message);
+    if (got <= 0)
+        ended(link, got);
+    if (link->dead)
+        return 0;
+    atomic_store_explicit(&link->last_heard, tn_now(), memory_order_relaxed);
+    distribute(link, direct, (uint64_t)got);
+    return (uint64_t)got;
+}
+
+void tn_link_receive(struct tn_link *link, uint32_t events)
+{
+    if (link->paused && tn_link_can_serve(link)) {
+        link->paused = false;
+        parse(link);
+    }
+    uint64_t budget = TN_LINK_TURN;
+    bool filled = true;
+    while (filled && budget && !link->dead && !link->paused) {
+        uint64_t got = receive_once(link, &filled);
+        budget -= got < budget ? got : budget;
+        if (got && !link->dead)
+            tn_link_settle(link, TN_LINK_TURN);
+        if (atomic_load_explicit(&link->waiting, memory_order_relaxed))
+            break;
+    }
+    if (link->dead)
+        return;
+    if (link->paused && events & (EPOLLHUP | EPOLLERR))
+        tn_link_break(link, TN_PEER_LOST,
+                      "the peer closed the connection with requests unanswered");
+    else if (link->send_error && (link->paused || !filled))
+        tn_link_break(link, TN_PEER_LOST, "sending to the peer failed: %s",
+                      strerror(link->send_error));
+}

@@ -1,0 +1,155 @@
+/* The peer's reads and writes of our regions. Number, generation, key, range and access are
+ * checked per request; the region counts as used until the last byte of the request has moved. */
+#include <stdlib.h>
+
+#include "providers/tcp/state.h"
+
+static bool pool_init(struct tn_link *link)
+{
+    if (link->pool)
+        return true;
+    link->pool = calloc(link->pool_size, sizeof(*link->pool));
+    for (uint32_t i = 0; link->pool && i < link->pool_size; i++)
+        tn_list_append(&link->idle_answers, &link->pool[i].frame.node);
+    return link->pool != NULL;
+}
+
+/* A peer that does not read its answers makes us stop reading its requests, once `pool_size`
+ * answers wait. That cannot stop two honest engines for good: for both to be stopped, the window
+ * of each would have to be four times the other's. */
+bool tn_link_can_serve(const struct tn_link *link)
+{
+    uint32_t idle = link->pool_size - link->answers_busy;
+    return link->paused ? idle >= link->pool_size / 4 : idle > 0;
+}
+
+static struct tn_answer *take_answer(struct tn_link *link, const struct tn_header *request,
+                                     enum tn_frame_type type, uint32_t access)
+{
+    if (!pool_init(link)) {
+        tn_link_break(link, TN_NOMEM, "no memory for serving the peer");
+        return NULL;
+    }
+    struct tn_answer *answer =
+        tn_container(tn_list_take_first(&link->idle_answers), struct tn_answer, frame.node);
+    link->answers_busy++;
+    tn_frame_init(&answer->frame, TN_OF_ANSWER, type);
+    answer->region = NULL;
+    answer->length = request->length;
+    struct tn_region *region = NULL;
+    int status =
+        tn_regions_acquire(link->host->regions, request->region, request->generation, request->key,
+                           request->offset, request->length, access, &region);
+    if (status == TN_OK)
+        answer->region = region;
+    answer->frame.header.id = request->id;
+    answer->frame.header.status = (int16_t)status;
+    return answer;
+}
+
+static uint8_t *memory_of(const struct tn_answer *answer, const struct tn_header *request)
+{
+    return (uint8_t *)(uintptr_t)(answer->region->remote.address + request->offset);
+}
+
+static void release_region(struct tn_answer *answer)
+{
+    if (answer->region)
+        tn_region_unuse(answer->region);
+    answer->region = NULL;
+}
+
+static void count_served(struct tn_link *link, uint64_t bytes)
+{
+    atomic_fetch_add_explicit(&link->served, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&link->served_bytes, bytes, memory_order_relaxed);
+}
+
+void tn_link_serve_read(struct tn_link *link, const struct tn_header *header)
+{
+    struct tn_answer *answer = take_answer(link, header, TN_FRAME_DATA, TN_READ);
+    if (!answer)
+        return;
+    if (answer->region && header->length) {
+        answer->frame.payload = memory_of(answer, header);
+        answer->frame.bytes = answer->frame.header.length = header->length;
+        tn_list_append(&link->answers, &answer->frame.node);
+        return;
+    }
+    release_region(answer);
+    tn_list_append(&link->urgent, &answer->frame.node);
+}
+
+void tn_link_serve_write(struct tn_link *link, const struct tn_header *header)
+{
+    struct tn_answer *answer = take_answer(link, header, TN_FRAME_WRITE_DONE, TN_WRITE);
+    if (!answer)
+        return;
+    if (!header->length) {
+        tn_link_write_here(link, answer);
+        return;
+    }
+    link->sink = (struct tn_sink){.kind = TN_SINK_WRITE,
+                                  .to = answer->region ? memory_of(answer, header) : NULL,
+                                  .left = header->length,
+                                  .answer = answer};
+}
+
+void tn_link_write_here(struct tn_link *link, struct tn_answer *answer)
+{
+    if (answer->region)
+        count_served(link, answer->length);
+    release_region(answer);
+    tn_list_append(&link->urgent, &answer->frame.node);
+}
+
+void tn_link_answer_sent(struct tn_link *link, struct tn_answer *answer)
+{
+    if (answer->frame.header.type == TN_FRAME_DATA && answer->frame.header.status == TN_OK)
+        count_served(link, answer->length);
+    release_region(answer);
+    tn_list_append(&link->idle_answers, &answer->frame.node);
+    link->answers_busy--;
+}
+
+/* An answer of which nothing was sent becomes a refusal. */
+static void refuse_late(struct tn_link *link, struct tn_answer *answer)
+{
+    release_region(answer);
+    answer->frame.header.status = TN_STALE;
+    answer->frame.header.length = answer->frame.bytes = 0;
+    tn_list_remove(&answer->frame.node);
+    tn_list_append(&link->urgent, &answer->frame.node);
+}
+
+int tn_link_revoke(void *self, struct tn_region *region)
+{
+    struct tn_link *link = self;
+    int gone = 1;
+    tn_link_enter(link);
+    struct tn_answer *writing = link->sink.kind == TN_SINK_WRITE ? link->sink.answer : NULL;
+    if (writing && writing->region == region) {
+        link->sink.to = NULL;
+        release_region(writing);
+        writing->frame.header.status = TN_STALE;
+    }
+    for (uint32_t i = 0; link->pool && i < link->pool_size; i++) {
+        struct tn_answer *answer = &link->pool[i];
+        if (answer->region != region)
+            continue;
+        if (link->current == &answer->frame && !link->dead)
+            gone = 0; /* partly sent: the stream cannot do without the rest */
+        else
+            refuse_late(link, answer);
+    }
+    tn_link_leave(link);
+    return gone;
+}
+
+void tn_link_serve_fini(struct tn_link *link)
+{
+    for (uint32_t i = 0; link->pool && i < link->pool_size; i++)
+        release_region(&link->pool[i]);
+    free(link->pool);
+    link->pool = NULL;
+}
