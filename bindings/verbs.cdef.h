@@ -1,0 +1,76 @@
+/* verbs: mirrors that section of native/include/transport_native.h. */
+struct tn_verbs;
+struct tn_verbs_rail;
+struct tn_verbs_connection;
+
+struct tn_verbs_port {
+    char device[64];
+    char firmware[64];
+    uint64_t node_guid;
+    uint64_t max_region;
+    uint32_t port;
+    uint32_t state;
+    uint32_t link_layer;
+    uint32_t is_iwarp;
+    uint32_t vendor, part;
+    uint32_t lid;
+    uint32_t gids;
+    uint32_t max_message;
+    uint32_t max_mtu, active_mtu;
+    uint32_t active_width, active_speed;
+    uint32_t max_send_depth, max_completions, max_queue_pairs, max_regions;
+    uint32_t max_reads_out, max_reads_in;
+};
+
+int tn_verbs_probe(const char *library, char *text, size_t capacity);
+
+int tn_verbs_ports(const char *library, struct tn_verbs_port *ports, uint32_t capacity);
+
+int tn_verbs_gids(const char *library, const char *device, uint32_t port, uint8_t *gids, uint32_t capacity);
+
+int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs **out);
+
+struct tn_verbs_rail_options {
+    char device[64];
+    uint64_t piece_bytes;
+    uint64_t window_bytes;
+    uint32_t port;
+    uint32_t gid_index;
+    uint32_t send_depth;
+    uint32_t notify_slots;
+    uint32_t mtu;
+    uint32_t inline_bytes;
+    uint8_t timeout;
+    uint8_t retry_count;
+    uint8_t rnr_retry;
+    uint8_t min_rnr_timer;
+    uint8_t traffic_class;
+    uint8_t service_level;
+    uint8_t hop_limit;
+    uint8_t reserved;
+};
+
+int tn_verbs_rail_open(struct tn_verbs *verbs, const struct tn_verbs_rail_options *options, struct tn_verbs_rail **out);
+uint32_t tn_verbs_rail_number(struct tn_verbs_rail *rail);
+
+struct tn_verbs_offer {
+    uint8_t gid[16];
+    uint64_t ring_address;
+    uint32_t ring_rkey;
+    uint32_t ring_slots;
+    uint32_t queue_pair;
+    uint32_t sequence;
+    uint32_t lid;
+    uint32_t mtu;
+    uint32_t rail;
+    uint32_t link_layer;
+    uint32_t reads_in;
+    uint32_t reads_out;
+};
+
+int tn_verbs_connection_open(struct tn_verbs_rail *rail, struct tn_verbs_connection **out);
+void tn_verbs_connection_offer(struct tn_verbs_connection *connection, struct tn_verbs_offer *out);
+
+int tn_verbs_connection_accept(struct tn_verbs_connection *connection, const struct tn_verbs_offer *offer);
+int tn_verbs_connection_attach(struct tn_verbs_connection *connection, struct tn_peer *peer);
+void tn_verbs_connection_close(struct tn_verbs_connection *connection);

@@ -1,0 +1,162 @@
+/* The life of a queue pair up to ready, with errors that say which step failed and what was asked. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/sys.h"
+#include "providers/verbs/verbs.h"
+
+#define TEXT_GID 64
+
+static void gid_text(const uint8_t gid[TN_VERBS_GID], char out[TEXT_GID])
+{
+    if (!inet_ntop(AF_INET6, gid, out, TEXT_GID))
+        snprintf(out, TEXT_GID, "?");
+}
+
+static int modify(struct tn_verbs_connection *connection, struct ibv_qp_attr *attr, int mask,
+                  const char *stage, const char *asked)
+{
+    struct tn_verbs_rail *rail = connection->rail;
+    int returned = rail->lib->modify_qp(connection->qp, attr, mask);
+    if (!returned)
+        return TN_OK;
+    errno = tn_verbs_errno(returned);
+    return tn_fail_errno("queue pair %u on %s port %u refuses %s (%s)", connection->qp->qp_num,
+                         rail->facts.device, rail->facts.port, stage, asked);
+}
+
+static struct ibv_qp *create(struct tn_verbs_connection *connection, uint32_t inline_bytes)
+{
+    struct ibv_qp_init_attr init = {
+        .send_cq = connection->cq->cq,
+        .recv_cq = connection->cq->cq,
+        .cap = {.max_send_wr = connection->depth,
+                .max_recv_wr = connection->ring_slots,
+                .max_send_sge = 1,
+                .max_recv_sge = 1,
+                .max_inline_data = inline_bytes},
+        .qp_type = IBV_QPT_RC,
+    };
+    struct ibv_qp *qp = connection->rail->lib->create_qp(connection->rail->pd, &init);
+    /* The device may grant more than was asked; more than that is not promised for good. */
+    connection->inline_bytes = qp && init.cap.max_inline_data >= inline_bytes ? inline_bytes : 0;
+    return qp;
+}
+
+static int to_init(struct tn_verbs_connection *connection)
+{
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_INIT,
+        .port_num = (uint8_t)connection->rail->facts.port,
+        .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE,
+    };
+    int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+    return modify(connection, &attr, mask, "INIT", "pkey index 0, remote read and write");
+}
+
+int tn_verbs_qp_open(struct tn_verbs_connection *connection)
+{
+    struct tn_verbs_rail *rail = connection->rail;
+    uint32_t inline_bytes = rail->options.inline_bytes;
+    connection->qp = create(connection, inline_bytes);
+    if (!connection->qp && inline_bytes)
+        connection->qp = create(connection, 0); /* devices that cannot send inline refuse it */
+    if (!connection->qp) {
+        errno = tn_verbs_errno(-1);
+        return tn_fail_errno("%s (vendor 0x%x, part %u, firmware %s) refuses a reliable queue pair "
+                             "with %u sends and %u receives",
+                             rail->facts.device, rail->facts.vendor, rail->facts.part,
+                             rail->facts.firmware, connection->depth, connection->ring_slots);
+    }
+    int status = tn_sys_random(&connection->sequence, sizeof(connection->sequence));
+    connection->sequence &= 0xffffff;
+    if (status == TN_OK)
+        status = to_init(connection);
+    if (status == TN_OK)
+        status = tn_verbs_ring_post(connection, connection->ring_slots);
+    if (status != TN_OK) {
+        rail->lib->destroy_qp(connection->qp);
+        connection->qp = NULL;
+    }
+    return status;
+}
+
+static uint32_t lesser(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static void address_of(struct tn_verbs_rail *rail, const struct tn_verbs_offer *offer,
+                       struct ibv_ah_attr *address)
+{
+    bool ethernet = rail->facts.link_layer == IBV_LINK_LAYER_ETHERNET;
+    memcpy(&address->grh.dgid, offer->gid, TN_VERBS_GID);
+    /* Within one InfiniBand subnet the LID alone leads there; everything else is routed by GID. */
+    address->is_global = ethernet || !offer->lid || memcmp(&rail->gid, offer->gid, 8) != 0;
+    address->grh.sgid_index = (uint8_t)rail->options.gid_index;
+    address->grh.hop_limit = rail->options.hop_limit;
+    address->grh.traffic_class = rail->options.traffic_class;
+    address->dlid = ethernet ? 0 : (uint16_t)offer->lid;
+    address->sl = rail->options.service_level;
+    address->port_num = (uint8_t)rail->facts.port;
+}
+
+static int to_rtr(struct tn_verbs_connection *connection, const struct tn_verbs_offer *offer,
+                  const char *asked)
+{
+    struct tn_verbs_rail *rail = connection->rail;
+    uint32_t reads = lesser(lesser(rail->facts.max_reads_in, offer->reads_out), 255);
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = tn_verbs_mtu_code(lesser(offer->mtu, rail->options.mtu)),
+        .dest_qp_num = offer->queue_pair,
+        .rq_psn = offer->sequence,
+        .max_dest_rd_atomic = (uint8_t)reads,
+        .min_rnr_timer = rail->options.min_rnr_timer,
+    };
+    address_of(rail, offer, &attr.ah_attr);
+    int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+               IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+    return modify(connection, &attr, mask, "RTR", asked);
+}
+
+static int to_rts(struct tn_verbs_connection *connection, const struct tn_verbs_offer *offer,
+                  const char *asked)
+{
+    struct tn_verbs_rail *rail = connection->rail;
+    uint32_t reads = lesser(lesser(rail->facts.max_reads_out, offer->reads_in), 255);
+    struct ibv_qp_attr attr = {
+        .qp_state = IBV_QPS_RTS,
+        .timeout = rail->options.timeout,
+        .retry_cnt = rail->options.retry_count,
+        .rnr_retry = rail->options.rnr_retry,
+        .sq_psn = connection->sequence,
+        .max_rd_atomic = (uint8_t)reads,
+    };
+    int mask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+               IBV_QP_MAX_QP_RD_ATOMIC;
+    return modify(connection, &attr, mask, "RTS", asked);
+}
+
+int tn_verbs_qp_connect(struct tn_verbs_connection *connection, const struct tn_verbs_offer *offer)
+{
+    struct tn_verbs_rail *rail = connection->rail;
+    char gid[TEXT_GID], own[TEXT_GID], asked[256];
+    gid_text(offer->gid, gid);
+    gid_text(rail->gid.raw, own);
+    snprintf(asked, sizeof(asked),
+             "to queue pair %u at GID %s LID %u from GID index %u %s, MTU %u, hop limit %u",
+             offer->queue_pair, gid, offer->lid, rail->options.gid_index, own,
+             lesser(offer->mtu, rail->options.mtu), rail->options.hop_limit);
+    int status = to_rtr(connection, offer, asked);
+    return status == TN_OK ? to_rts(connection, offer, asked) : status;
+}
+
+void tn_verbs_qp_to_error(struct tn_verbs_connection *connection)
+{
+    struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
+    /* A failure means that the device is gone or the state is reached already. */
+    (void)connection->rail->lib->modify_qp(connection->qp, &attr, IBV_QP_STATE);
+}
