@@ -20,6 +20,9 @@ struct tn_regions {
     struct tn_sealed directory;
     _Atomic uint64_t *words; /* the directory */
     int reader;
+
+    pthread_mutex_t guards_lock;
+    struct tn_list guards;
 };
 
 static void free_tables(struct tn_regions *regions)
@@ -65,6 +68,8 @@ int tn_regions_open(uint32_t max_regions, struct tn_regions **out)
         return status;
     }
     pthread_mutex_init(&regions->lock, NULL);
+    pthread_mutex_init(&regions->guards_lock, NULL);
+    tn_list_init(&regions->guards);
     *out = regions;
     return TN_OK;
 }
@@ -77,9 +82,15 @@ void tn_regions_close(struct tn_regions *regions)
             tn_regions_revoke(regions->slots[number]); /* peers may still map the directory */
             free(regions->slots[number]);
         }
+    struct tn_list *node;
+    while ((node = tn_list_take_first(&regions->guards))) {
+        struct tn_guard *guard = tn_container(node, struct tn_guard, node);
+        guard->free(guard);
+    }
     close(regions->reader);
     tn_sealed_close(&regions->directory);
     pthread_mutex_destroy(&regions->lock);
+    pthread_mutex_destroy(&regions->guards_lock);
     free_tables(regions);
 }
 
@@ -255,4 +266,50 @@ void tn_region_use(struct tn_region *region)
 void tn_region_unuse(struct tn_region *region)
 {
     atomic_fetch_sub_explicit(&region->users, 1, memory_order_release);
+}
+
+/* Called with guards_lock held. */
+static void sweep_guards(struct tn_regions *regions)
+{
+    struct tn_list *next;
+    for (struct tn_list *node = regions->guards.next; node != &regions->guards; node = next) {
+        struct tn_guard *guard = tn_container(node, struct tn_guard, node);
+        next = node->next;
+        if (!guard->abandoned || !guard->gone(guard))
+            continue;
+        tn_list_remove(node);
+        guard->free(guard);
+    }
+}
+
+void tn_regions_guard_add(struct tn_regions *regions, struct tn_guard *guard)
+{
+    pthread_mutex_lock(&regions->guards_lock);
+    sweep_guards(regions);
+    guard->abandoned = false;
+    tn_list_append(&regions->guards, &guard->node);
+    pthread_mutex_unlock(&regions->guards_lock);
+}
+
+void tn_regions_guard_abandon(struct tn_regions *regions, struct tn_guard *guard)
+{
+    pthread_mutex_lock(&regions->guards_lock);
+    guard->abandoned = true;
+    sweep_guards(regions);
+    pthread_mutex_unlock(&regions->guards_lock);
+}
+
+bool tn_regions_unguarded(struct tn_region *region)
+{
+    struct tn_regions *regions = region->regions;
+    bool quiet = true;
+    pthread_mutex_lock(&regions->guards_lock);
+    sweep_guards(regions);
+    struct tn_list *node = regions->guards.next;
+    for (; quiet && node != &regions->guards; node = node->next) {
+        struct tn_guard *guard = tn_container(node, struct tn_guard, node);
+        quiet = guard->quiet(guard, region->remote.number);
+    }
+    pthread_mutex_unlock(&regions->guards_lock);
+    return quiet;
 }

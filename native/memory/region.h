@@ -46,6 +46,21 @@ int tn_regions_acquire(struct tn_regions *regions, uint64_t number, uint64_t gen
 void tn_region_use(struct tn_region *region);
 void tn_region_unuse(struct tn_region *region);
 
+/* Somebody who writes to our memory without asking us, in a place where we can see what he writes to. He stays registered
+ * until he can write no more, also when his peer has been given up as lost: a stopped process goes on one day. */
+struct tn_guard {
+    struct tn_list node;
+    bool abandoned;
+    bool (*quiet)(struct tn_guard *guard, uint64_t number); /* no write to region `number` is under way */
+    bool (*gone)(struct tn_guard *guard);                   /* he can never write again */
+    void (*free)(struct tn_guard *guard);
+};
+void tn_regions_guard_add(struct tn_regions *regions, struct tn_guard *guard);
+/* The caller forgets the guard; it is freed once it is gone, or by tn_regions_close. */
+void tn_regions_guard_abandon(struct tn_regions *regions, struct tn_guard *guard);
+/* After tn_regions_revoke: whether no guarded write to the region is under way. */
+bool tn_regions_unguarded(struct tn_region *region);
+
 /* Segments (segment.c): the table is per engine because peers ask for them by number. */
 struct tn_segments;
 int tn_segments_open(struct tn_segments **out);

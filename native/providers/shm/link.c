@@ -1,0 +1,225 @@
+/* The link operations of shm. */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/status.h"
+#include "providers/shm/connection.h"
+#include "providers/shm/shm.h"
+
+/* Called with the lock held. */
+static bool could_map(struct tn_shm_connection *connection, uint32_t number)
+{
+    if (number == TN_NO_SEGMENT)
+        return false;
+    struct tn_shm_segment *segment = tn_shm_segment_find(connection, number);
+    return !segment || segment->state != TN_SHM_REFUSED;
+}
+
+static int link_accepts(void *link, const struct tn_transfer *transfer, char *why, size_t capacity)
+{
+    struct tn_shm_connection *connection = link;
+    if (atomic_load(&connection->process_vm))
+        return TN_OK;
+    int status = TN_OK;
+    pthread_mutex_lock(&connection->lock);
+    for (uint64_t i = 0; i < transfer->n_remotes && status == TN_OK; i++) {
+        uint32_t number = transfer->remotes[i].segment;
+        if (could_map(connection, number))
+            continue;
+        status = TN_NO_PATH;
+        tn_shm_segment_explain(connection, number, why, capacity);
+    }
+    pthread_mutex_unlock(&connection->lock);
+    return status;
+}
+
+/* 1: this call is the first to need the segment, and it has to be asked for. */
+static bool must_ask(struct tn_shm_connection *connection, uint32_t number)
+{
+    if (number == TN_NO_SEGMENT)
+        return false;
+    pthread_mutex_lock(&connection->lock);
+    bool first = !atomic_load(&connection->closed) && !tn_shm_segment_find(connection, number) &&
+                 tn_shm_segment_ask(connection, number);
+    pthread_mutex_unlock(&connection->lock);
+    return first;
+}
+
+/* Called with the lock held. Memory outside of segments counts as refused. */
+static bool any_remote_is(struct tn_shm_connection *connection, const struct tn_transfer *transfer,
+                          enum tn_shm_segment_state state)
+{
+    for (uint64_t i = 0; i < transfer->n_remotes; i++) {
+        uint32_t number = transfer->remotes[i].segment;
+        struct tn_shm_segment *segment =
+            number == TN_NO_SEGMENT ? NULL : tn_shm_segment_find(connection, number);
+        if ((segment ? segment->state : TN_SHM_REFUSED) == state)
+            return true;
+    }
+    return false;
+}
+
+/* Called with the lock held, when no segment is missing any more. */
+static void set_path(struct tn_shm_connection *connection, struct tn_transfer *transfer)
+{
+    bool mapped = !any_remote_is(connection, transfer, TN_SHM_REFUSED);
+    pthread_mutex_lock(&transfer->lock);
+    transfer->path = mapped ? "mapped" : "process_vm";
+    pthread_mutex_unlock(&transfer->lock);
+}
+
+/* Called with the lock held; TN_PENDING: it waits. */
+static int enlist(struct tn_shm_connection *connection, struct tn_transfer *transfer)
+{
+    if (atomic_load(&connection->closed))
+        return connection->close_status;
+    set_path(connection, transfer);
+    bool waits = any_remote_is(connection, transfer, TN_SHM_ASKED);
+    bool small = transfer->bytes <= connection->host->inline_bytes;
+    if (waits || !small) {
+        tn_transfer_reference(transfer);
+        tn_list_append(waits ? &connection->waiting : &connection->active, &transfer->node);
+    }
+    return waits ? TN_PENDING : TN_OK;
+}
+
+static void link_start(void *link, struct tn_transfer *transfer)
+{
+    struct tn_shm_connection *connection = link;
+    struct tn_host *host = connection->host;
+    transfer->run = tn_shm_chunk_run;
+    tn_transfer_reference(transfer); /* it may end within */
+    /* Asked without our lock: the stream's lock comes before ours when an answer arrives. */
+    for (uint64_t i = 0; i < transfer->n_remotes; i++)
+        if (must_ask(connection, transfer->remotes[i].segment))
+            host->want_segment(host, transfer->peer, transfer->remotes[i].segment);
+    pthread_mutex_lock(&connection->lock);
+    int status = enlist(connection, transfer);
+    pthread_mutex_unlock(&connection->lock);
+    if (status < 0)
+        tn_transfer_fail(transfer, status, 0, 0, "%s", connection->close_text);
+    else if (status == TN_OK && transfer->bytes > host->inline_bytes)
+        host->work(host, transfer);
+    else if (status == TN_OK)
+        while (tn_shm_chunk_run(transfer))
+            ;
+    tn_transfer_unreference(transfer);
+}
+
+/* The node is in one of our lists, and each of them holds a reference. */
+static void link_cancel(void *link, struct tn_transfer *transfer)
+{
+    struct tn_shm_connection *connection = link;
+    pthread_mutex_lock(&connection->lock);
+    bool listed = !tn_list_empty(&transfer->node);
+    tn_list_remove(&transfer->node);
+    pthread_mutex_unlock(&connection->lock);
+    if (listed)
+        tn_transfer_unreference(transfer);
+}
+
+static int link_revoke(void *link, struct tn_region *region)
+{
+    struct tn_shm_connection *connection = link;
+    struct tn_guard *guard = &connection->watch->guard;
+    return guard->quiet(guard, region->remote.number);
+}
+
+/* Called with the lock held: a transfer that need not wait any more, and a reference to it. */
+static struct tn_transfer *next_ready(struct tn_shm_connection *connection)
+{
+    for (struct tn_list *node = connection->waiting.next; node != &connection->waiting;
+         node = node->next) {
+        struct tn_transfer *transfer = tn_container(node, struct tn_transfer, node);
+        if (any_remote_is(connection, transfer, TN_SHM_ASKED))
+            continue;
+        tn_list_remove(node);
+        set_path(connection, transfer);
+        tn_list_append(&connection->active, node);
+        tn_transfer_reference(transfer);
+        return transfer;
+    }
+    return NULL;
+}
+
+static void launch_ready(struct tn_shm_connection *connection)
+{
+    for (;;) {
+        pthread_mutex_lock(&connection->lock);
+        struct tn_transfer *transfer = next_ready(connection);
+        pthread_mutex_unlock(&connection->lock);
+        if (!transfer)
+            return;
+        connection->host->work(connection->host, transfer);
+        tn_transfer_unreference(transfer);
+    }
+}
+
+/* A descriptor that we did not ask for is dropped. No descriptor for a segment that we have mapped
+ * means that its owner has closed it: its pages go when we unmap it. */
+static void link_segment(void *link, uint32_t number, int fd)
+{
+    struct tn_shm_connection *connection = link;
+    struct tn_mapping mapping;
+    bool got = fd >= 0 && tn_mapping_open(fd, &mapping) == TN_OK;
+    pthread_mutex_lock(&connection->lock);
+    struct tn_shm_segment *segment = tn_shm_segment_find(connection, number);
+    if (segment && segment->state == TN_SHM_ASKED) {
+        segment->state = got ? TN_SHM_MAPPED : TN_SHM_REFUSED;
+        if (got)
+            segment->mapping = mapping;
+        else
+            snprintf(segment->reason, sizeof(segment->reason), "%s",
+                     fd < 0 ? "the peer does not give its segment" : tn_last_error());
+        got = false;
+    } else if (segment && segment->state == TN_SHM_MAPPED && fd < 0) {
+        tn_shm_segment_drop(segment);
+    }
+    pthread_mutex_unlock(&connection->lock);
+    if (got)
+        tn_mapping_close(&mapping);
+    launch_ready(connection);
+}
+
+static struct tn_transfer *take_listed(struct tn_shm_connection *connection)
+{
+    pthread_mutex_lock(&connection->lock);
+    struct tn_list *node = tn_list_take_first(&connection->waiting);
+    if (!node)
+        node = tn_list_take_first(&connection->active);
+    pthread_mutex_unlock(&connection->lock);
+    return node ? tn_container(node, struct tn_transfer, node) : NULL;
+}
+
+static void link_close(void *link, int status, const char *text)
+{
+    struct tn_shm_connection *connection = link;
+    pthread_mutex_lock(&connection->lock);
+    connection->close_status = status;
+    snprintf(connection->close_text, sizeof(connection->close_text), "%s", text);
+    atomic_store(&connection->closed, true);
+    pthread_mutex_unlock(&connection->lock);
+    struct tn_transfer *transfer;
+    while ((transfer = take_listed(connection))) {
+        tn_transfer_fail(transfer, status, 0, 0, "%s", text);
+        tn_transfer_unreference(transfer);
+    }
+}
+
+static void link_free(void *link)
+{
+    tn_shm_connection_close(link);
+}
+
+const struct tn_link_ops tn_shm_link_ops = {
+    .abi = TN_PROVIDER_ABI,
+    .name = "shm",
+    .accepts = link_accepts,
+    .start = link_start,
+    .cancel = link_cancel,
+    .revoke = link_revoke,
+    .segment = link_segment,
+    .close = link_close,
+    .free = link_free,
+};
