@@ -13,7 +13,7 @@ from transport.errors import InvalidUse
 from transport.ffi import ffi
 from transport.memory import dlpack
 from transport.memory.dtypes import BUFFER_FORMATS, ITEMSIZES
-from transport.memory.layout import contiguous_strides
+from transport.memory.layout import contiguous_strides, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +87,26 @@ def storage_of(view: View) -> Any:
     if hasattr(owner, "untyped_storage"):
         return owner.untyped_storage()
     return _array_root(owner)
+
+
+def identity_of(view: View) -> int:
+    """The same number for all views of one storage object, while one of them is alive."""
+    storage = storage_of(view)
+    return id(view.owner[0] if storage is None else storage)
+
+
+def extent_of(storage: Any, view: View) -> tuple[int, int]:
+    """Address and size of the whole storage, as they are now; `view` is one of its views."""
+    if hasattr(storage, "data_ptr"):
+        return storage.data_ptr(), storage.nbytes()
+    if isinstance(storage, getattr(sys.modules.get("numpy"), "ndarray", ())):
+        return _extent(_array_view(storage))
+    return _extent(view)
+
+
+def _extent(view: View) -> tuple[int, int]:
+    low, high = span(view.shape, view.strides, view.itemsize)
+    return view.address + low, high - low
 
 
 def _find_viewer(x: Any) -> Callable[[Any], View]:

@@ -1,0 +1,117 @@
+"""Registrations of local memory that nobody registered: one per storage object, found at each use.
+
+May import ffi and errors. RDMA needs every local byte registered. A storage is registered whole at
+first use, and its death retires the entry. Since a storage can be resized to another address, its
+address and size are compared at every use; since an address can be given to another storage, an
+entry is never found by address.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from transport.memory.host import View, extent_of, storage_of
+from transport.types import Access
+
+if TYPE_CHECKING:
+    from transport.memory.region import NativeRegion, RegionTable
+
+
+class _Entry:
+    __slots__ = ("reference", "region")
+
+    def __init__(self, region: NativeRegion, reference: weakref.ref[Any]) -> None:
+        self.region = region
+        self.reference = reference
+
+
+class _Temporary:
+    """A region of memory whose death nothing tells: it lives as long as what pins it."""
+
+    __slots__ = ("region", "table")
+
+    def __init__(self, table: RegionTable, region: NativeRegion) -> None:
+        self.table = table
+        self.region = region
+
+    def __del__(self) -> None:
+        self.table.drop(self.region)
+
+
+class LocalCache:
+    """The implicit local regions of one engine. Thread-safe."""
+
+    def __init__(self, table: RegionTable) -> None:
+        self._table = table
+        self._lock = threading.Lock()
+        self._entries: dict[int, _Entry] = {}  # by id of the storage object
+        self._dead: deque[tuple[int, _Entry]] = deque()
+        self.hits = 0
+        self.misses = 0
+
+    def pointer(self, view: View, pins: list[Any]) -> Any:
+        """A `struct tn_region *` that covers the view. Raises NativeError where none can be made.
+
+        `pins` is what the transfer keeps until it is quiet; a temporary region joins it.
+        """
+        storage = storage_of(view)
+        start, size = extent_of(storage, view)
+        known = self._table.find(view) or self._known(storage, start, size)
+        if known is not None:
+            self.hits += 1
+            return known.pointer
+        self.misses += 1
+        # READ: peers get no handle to it, and our own reads may land in it all the same.
+        region = self._table.open_bytes(start, size, Access.READ, None)
+        if storage is None:
+            pins.append(_Temporary(self._table, region))
+        else:
+            self._remember(storage, region)
+        return region.pointer
+
+    def drain(self) -> None:
+        """Closes the entries whose storage has died or moved."""
+        while self._dead:
+            try:
+                key, entry = self._dead.popleft()
+            except IndexError:  # another thread took it
+                return
+            with self._lock:
+                if self._entries.get(key) is entry:
+                    del self._entries[key]
+            self._table.close(entry.region, 0.0)
+
+    def close_all(self) -> None:
+        """Before the engine closes."""
+        self._dead.extend(self._entries.copy().items())
+        self.drain()
+
+    @property
+    def entries(self) -> int:
+        """How many storages are registered now."""
+        return len(self._entries)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes they have."""
+        regions = [entry.region for entry in self._entries.copy().values()]
+        return sum(region.end - region.start for region in regions)
+
+    def _known(self, storage: Any, start: int, size: int) -> NativeRegion | None:
+        entry = self._entries.get(id(storage))
+        if entry is None or entry.reference() is not storage:
+            return None
+        region = entry.region
+        return region if (region.start, region.end) == (start, start + size) else None
+
+    def _remember(self, storage: Any, region: NativeRegion) -> None:
+        key = id(storage)
+        entry = _Entry(region, weakref.ref(storage, lambda _: self._dead.append((key, entry))))
+        with self._lock:
+            before = self._entries.get(key)
+            self._entries[key] = entry
+        if before is not None:  # its storage died or moved, or another thread was as quick
+            self._dead.append((key, before))

@@ -1,0 +1,143 @@
+"""Memory that peers on this host can map: blocks of sealed segments, the storage of tensors.
+
+May import ffi and errors. A block comes back when the last view of its memory dies. Finalizers only
+put it into a list; the engine's next call, or its control thread, gives it back. Regions and
+transfers keep the memory's owner alive until they are quiet, so a block that comes back is quiet.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from bisect import bisect_right, insort
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from transport.ffi import check, ffi, lib
+from transport.memory.allocator import Allocator, rounded
+
+if TYPE_CHECKING:
+    from transport.types import Access
+
+SEGMENT_BYTES = 256 << 20
+"""Address space of an ordinary segment; pages come with the blocks. Larger blocks get their own."""
+
+_HUGE = 2 << 20  # a block's own segment is a whole number of huge pages
+
+
+class Segment:
+    """One sealed memfd, mapped here."""
+
+    __slots__ = ("access", "allocator", "base", "pointer", "size")
+
+    def __init__(self, engine: Any, size: int, access: Access) -> None:
+        out = ffi.new("struct tn_segment **")
+        check(lib.tn_segment_open(engine, size, access.value, out))
+        self.pointer = out[0]
+        self.base = int(ffi.cast("uintptr_t", lib.tn_segment_address(self.pointer)))
+        self.size = size
+        self.access = access
+        self.allocator = Allocator(size)
+
+    def __lt__(self, other: Segment) -> bool:
+        return self.base < other.base
+
+    def close(self) -> None:
+        lib.tn_segment_close(self.pointer)
+
+
+class Pool:
+    """The segments of one engine. Thread-safe."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine  # struct tn_engine *
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._segments: list[Segment] = []  # by address
+        self._dead: deque[tuple[Segment, int]] = deque()
+        self._orphaned = False
+
+    def take(self, size: int, access: Access) -> Any:
+        """`size` bytes, uninitialised, as a C pointer whose death gives them back.
+
+        The pages are allocated here, so that a lack of memory is an error now (NativeError) and no
+        SIGBUS later.
+        """
+        self.drain()
+        with self._lock:
+            segment, start = self._find_room(size, access)
+        status = lib.tn_segment_reserve(segment.pointer, start, rounded(size))
+        if status < 0:
+            self._dead.append((segment, start))
+        check(status)
+        pointer = ffi.cast("char *", segment.base + start)
+        return ffi.gc(pointer, lambda _: self._retire(segment, start), size)
+
+    def find(self, address: int) -> Any:
+        """The segment that holds this address, as a C pointer; NULL where none does."""
+        segments = self._segments  # replaced, never changed in place
+        at = bisect_right(segments, address, key=lambda segment: segment.base) - 1
+        if at >= 0 and address < segments[at].base + segments[at].size:
+            return segments[at].pointer
+        return ffi.NULL
+
+    def drain(self) -> None:
+        """Gives back the blocks whose memory has died. Skipped while another call does it."""
+        while self._dead and self._lock.acquire(blocking=False):
+            try:
+                while self._dead:
+                    self._give_back(*self._dead.popleft())
+            finally:
+                self._lock.release()
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks that are handed out."""
+        return sum(s.size - s.allocator.free_bytes for s in self._segments)
+
+    def close(self) -> None:
+        """Before the native engine closes: segments with living blocks stay until those die."""
+        self.drain()
+        with self._lock:
+            self._orphaned = True
+            for segment in [s for s in self._segments if not s.allocator.used]:
+                self._drop(segment)
+
+    def _retire(self, segment: Segment, start: int) -> None:
+        """The finalizer of a block: may run anywhere, also in a forked child."""
+        if self._pid != os.getpid():
+            return
+        self._dead.append((segment, start))
+        if self._orphaned:  # no engine is left that would do it
+            self.drain()
+
+    def _find_room(self, size: int, access: Access) -> tuple[Segment, int]:
+        for segment in self._segments:
+            if segment.access is access:
+                start = segment.allocator.take(size)
+                if start is not None:
+                    return segment, start
+        own = -(-rounded(size) // _HUGE) * _HUGE
+        segment = Segment(self._engine, max(own, SEGMENT_BYTES), access)
+        segments = self._segments.copy()
+        insort(segments, segment)
+        self._segments = segments
+        start = segment.allocator.take(size)
+        assert start is not None
+        return segment, start
+
+    def _give_back(self, segment: Segment, start: int) -> None:
+        segment.allocator.give_back(start)
+        if segment.allocator.used:
+            return
+        # One empty ordinary segment per access mode is kept with its pages for what comes next.
+        spare = any(
+            other is not segment and other.access is segment.access and not other.allocator.used
+            for other in self._segments
+        )
+        if self._orphaned or spare or segment.size > SEGMENT_BYTES:
+            self._drop(segment)
+
+    def _drop(self, segment: Segment) -> None:
+        self._segments = [other for other in self._segments if other is not segment]
+        segment.close()

@@ -1,0 +1,245 @@
+"""Regions: memory that peers may use by handle, and how the right is taken back.
+
+May import ffi, types and errors. A table of the engine's native regions finds the one under a local
+address (RDMA needs it), and keeps what cannot be given back yet until it is quiet.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from bisect import bisect_right, insort
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import InvalidUse, Status
+from transport.ffi import check, failure, ffi, lib
+from transport.ffi.handle import Handle
+from transport.memory.host import View, identity_of
+from transport.memory.layout import span
+from transport.memory.remote import Owner, RemoteRegion
+from transport.types import Access, format_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.ffi.gate import Gate
+    from transport.memory.pool import Pool
+
+_log = logging.getLogger("transport.memory")
+
+
+class NativeRegion:
+    """A `struct tn_region *` and the bytes it covers. `keep` is what keeps the memory alive."""
+
+    __slots__ = ("end", "identity", "keep", "pointer", "released", "start")
+
+    def __init__(self, pointer: Any, start: int, end: int, keep: Any) -> None:
+        self.pointer = pointer
+        self.start = start
+        self.end = end
+        self.keep = keep
+        self.identity = 0  # id of the storage object, which `keep` keeps alive
+        self.released = False
+
+    def __lt__(self, other: NativeRegion) -> bool:
+        return self.start < other.start
+
+
+class RegionTable:
+    """The native regions of one engine. Thread-safe."""
+
+    def __init__(self, engine: Any, pool: Pool, gate: Gate) -> None:
+        self.gate = gate
+        self.close_timeout = 5.0
+        self._engine = engine  # struct tn_engine *
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._live: list[NativeRegion] = []  # by address
+        self._dropped: deque[NativeRegion] = deque()  # by finalizers
+        self._quarantine: list[NativeRegion] = []  # closed, but a peer may still touch them
+
+    def open(self, view: View, access: Access) -> NativeRegion:
+        """Registers the span of a view's elements, for peers. Raises NativeError."""
+        low, high = span(view.shape, view.strides, view.itemsize)
+        region = self.open_bytes(view.address + low, high - low, access, view.owner)
+        region.identity = identity_of(view)
+        with self._lock:
+            live = self._live.copy()
+            insort(live, region)
+            self._live = live  # replaced, so that `find` needs no lock
+        return region
+
+    def open_bytes(self, start: int, length: int, access: Access, keep: Any) -> NativeRegion:
+        """Registers bytes that `find` shall not find: their owner keeps the region himself."""
+        out = ffi.new("struct tn_region **")
+        segment = self._pool.find(start) if length else ffi.NULL
+        address = ffi.cast("void *", start)
+        check(lib.tn_region_open(self._engine, address, length, access.value, segment, out))
+        return NativeRegion(out[0], start, start + length, keep)
+
+    def close(self, region: NativeRegion, timeout: float) -> bool:
+        """Revokes it everywhere. False: something may still touch the memory, which stays pinned."""
+        with self._lock:
+            self._live = [other for other in self._live if other is not region]
+        status = lib.tn_region_close(region.pointer, int(max(timeout, 0.0) * 1e9))
+        if status == Status.OK:
+            self._release(region)
+            return True
+        _log.warning("%s", failure(status))
+        with self._lock:
+            self._quarantine.append(region)
+        return False
+
+    def drop(self, region: NativeRegion) -> None:
+        """For finalizers: the next `drain` closes it."""
+        self._dropped.append(region)
+
+    def drain(self) -> None:
+        """Closes what finalizers dropped and releases what has become quiet."""
+        while self._dropped:
+            try:
+                region = self._dropped.popleft()
+            except IndexError:  # another thread took it
+                break
+            self.close(region, self.close_timeout)
+        if self._quarantine:
+            with self._lock:
+                waiting, self._quarantine = self._quarantine, []
+            self._quarantine += [region for region in waiting if not self._try_release(region)]
+
+    def _try_release(self, region: NativeRegion) -> bool:
+        quiet = bool(lib.tn_region_quiet(region.pointer))
+        if quiet:
+            self._release(region)
+        return quiet
+
+    def _release(self, region: NativeRegion) -> None:
+        lib.tn_region_release(region.pointer)
+        region.released = True
+        region.keep = None
+
+    def find(self, view: View) -> NativeRegion | None:
+        """A region that `open` made and that covers the view.
+
+        It must be of the same storage object: a tensor that was resized leaves its address to others.
+        """
+        low, high = span(view.shape, view.strides, view.itemsize)
+        start, end, live = view.address + low, view.address + high, self._live
+        at = bisect_right(live, start, key=lambda region: region.start) - 1
+        # Regions may overlap; a few steps back find the usual cases, and a miss costs only time.
+        for region in live[max(0, at - 3) : at + 1]:
+            if region.start <= start and end <= region.end:
+                return region if region.identity == identity_of(view) else None
+        return None
+
+    def close_all(self, timeout: float) -> list[NativeRegion]:
+        """Closes every region; returns those whose memory must never be given back."""
+        self.drain()
+        for region in self._live.copy():
+            self.close(region, timeout)
+        self.drain()
+        return self._quarantine
+
+
+class Region(Handle):
+    """Memory that you registered. It keeps the tensor alive until it is closed and quiet.
+
+    Made by `Engine.register`. A strided tensor's region covers all bytes between its first and its
+    last element.
+    """
+
+    def __init__(
+        self,
+        parent: object,
+        table: RegionTable,
+        identity: Callable[[], tuple[bytes, tuple[str, ...]]],
+        view: View,
+        access: Access,
+    ) -> None:
+        self._parent = parent  # the engine must outlive its regions
+        self._table = table
+        self._identity = identity
+        self._access = access
+        self._nbytes = view.nbytes
+        self._shape = tuple(view.shape)
+        self._dtype = view.dtype
+        self._strides = None if view.contiguous else view.strides
+        self._view: View | None = view
+        self._remote: RemoteRegion | None = None
+        self._native = table.open(view, access)
+        self._open()
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the elements, without gaps between them."""
+        return self._nbytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    @property
+    def dtype(self) -> str | None:
+        """ "float32", "bfloat16" and so on; None for plain bytes."""
+        return self._dtype
+
+    @property
+    def access(self) -> Access:
+        """What peers may do."""
+        return self._access
+
+    @property
+    def quiet(self) -> bool:
+        """True once the region is closed and no peer can touch its memory."""
+        return self._closed and self._native.released
+
+    def remote(self) -> RemoteRegion:
+        """The right to use this region, to be sent to whoever shall have it. Made once."""
+        self._check()
+        if self._remote is None:
+            described = ffi.new("struct tn_remote *")
+            with self._table.gate:
+                lib.tn_region_describe(self._native.pointer, described)
+            incarnation, addresses = self._identity()
+            native = bytes(ffi.buffer(described))
+            owner = Owner.make(incarnation, addresses, native)
+            offset = self._offset()
+            self._remote = RemoteRegion(owner, offset, self._dtype, self._shape, self._strides)
+        return self._remote
+
+    def close(self, timeout: float | None = None) -> None:
+        """Takes the right back everywhere at once, then waits until nobody touches the memory.
+
+        Waits at most `timeout` seconds (default: the setting close_timeout); a peer that still
+        holds the memory is then disconnected. If even that does not help, the memory stays pinned until
+        `quiet`, which a warning in the log says. Idempotent.
+        """
+        if self._closed or self._foreign():
+            self._closed = True
+            return
+        self._closed = True
+        self._view = None
+        table = self._table
+        if table.gate.closed:  # the engine has closed all of its regions
+            return
+        with table.gate:
+            table.close(self._native, table.close_timeout if timeout is None else timeout)
+
+    def local_view(self) -> View:
+        """The view of the memory, for transfers that use the region as their local side."""
+        self._check()
+        if self._view is None:
+            raise InvalidUse("this region is closed")
+        return self._view
+
+    def _offset(self) -> int:
+        assert self._view is not None
+        return self._view.address - self._native.start
+
+    def _hand_over(self) -> None:
+        self._table.drop(self._native)
+
+    def _describe(self) -> str:
+        what = f"{self._dtype}{list(self._shape)}" if self._dtype else "bytes"
+        return f"{what} {format_bytes(self._nbytes)} {self._access}"
