@@ -97,7 +97,7 @@ fuzz: ## decoders against arbitrary bytes (Python side; C side in native)
 gpu: ## the GPU paths, on a GPU or on the driver double
 
 test-rdma: setup ## the same tests over real kernel verbs in the guest
-	TRANSPORT_REQUIRE=rdma tests/rig/test.sh
+	SHARE=$(CURDIR)/build/reports/rdma TRANSPORT_REQUIRE=rdma tests/rig/test.sh
 
 docs: setup ## the documentation, warnings are errors
 	$(BIN)/sphinx-build -W --keep-going --quiet -b html docs build/docs

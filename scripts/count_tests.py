@@ -13,7 +13,7 @@ NATIVE = re.compile(r"^native \w+: (\d+) passed, (\d+) failed(?:, (\d+) skipped)
 def count(folder: Path) -> tuple[int, int, int]:
     """(passed, failed, skipped) over all reports in the folder."""
     passed = failed = skipped = 0
-    for report in folder.glob("*.xml"):
+    for report in folder.rglob("*.xml"):
         for suite in ElementTree.parse(report).iter("testsuite"):
             bad = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
             missed = int(suite.get("skipped", 0))
