@@ -65,7 +65,6 @@ static int check_batch(const struct tn_batch *batch, uint64_t *total)
     if (batch->notify && (batch->notify_length > TN_MAX_NOTIFY || batch->notify_remote >= batch->n_remotes))
         return tn_fail(TN_INVALID, "a notification of %u bytes for region %u (at most %d bytes)", batch->notify_length,
                        batch->notify_remote, TN_MAX_NOTIFY);
-    *total = 0;
     for (uint64_t i = 0; i < batch->n_ranges; i++) {
         int status = check_range(batch, &batch->ranges[i], total);
         if (status != TN_OK)
@@ -204,7 +203,7 @@ static bool peer_ready(struct tn_peer *peer, struct tn_transfer *transfer, int *
 
 int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out)
 {
-    uint64_t bytes;
+    uint64_t bytes = 0;
     int status = check_batch(batch, &bytes);
     if (status != TN_OK)
         return status;
