@@ -80,6 +80,7 @@ def _limits(buffers: CopyBuffers, size: int, threads: int) -> Iterator[Limit]:
             yield Limit(size, threads, kind, size / statistics.median(times))
 
 
-def best_copy_ns(buffers: CopyBuffers, size: int) -> int:
-    """One copy each way by one thread: the faster one's time. For runs that alternate."""
-    return min(ns for kind in KINDS for ns in buffers.times(size, kind, 1, 1))
+def one_copy_each(buffers: CopyBuffers, size: int) -> dict[str, int]:
+    """One copy by one thread each way, in nanoseconds by kind. For runs that take turns."""
+    times = {kind: buffers.times(size, kind, 1, 1) for kind in KINDS}
+    return {kind: found[0] for kind, found in times.items() if found}

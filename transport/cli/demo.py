@@ -184,7 +184,10 @@ class Bench:
 def make_row(pulls: Sequence[Pull], size: int, memory: str, mode: str) -> Row:
     """The first pull counts for the digests only."""
     rate = size / statistics.median(pull.seconds for pull in pulls[1:]) / 1e9
-    limit = size / statistics.median(pull.copy_seconds for pull in pulls[1:]) / 1e9
+    limit = max(
+        size / statistics.median(pull.copy_ns[kind] for pull in pulls[1:])
+        for kind in pulls[0].copy_ns
+    )
     right = not any(pull.wrong for pull in pulls)
     last = pulls[-1]
     return Row(last.provider, last.path, memory, mode, rate, limit, rate / limit, right)

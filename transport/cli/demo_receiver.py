@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transport.cli import child
 from transport.cli.bench_side import open_engine
-from transport.cli.copy_limit import CopyBuffers, best_copy_ns
+from transport.cli.copy_limit import CopyBuffers, one_copy_each
 from transport.cli.demo_model import digest, like, spoil
 from transport.errors import InvalidUse
 
@@ -32,7 +32,7 @@ class Pull:
     """One pull of the whole model."""
 
     seconds: float
-    copy_seconds: float  # the same number of bytes by this machine's best copy, right after
+    copy_ns: Mapping[str, int]  # as many bytes, right after, by each way this machine can copy
     provider: str
     path: str
     wrong: tuple[str, ...]  # tensors whose digest differs
@@ -89,9 +89,9 @@ class Receiver:
         last = self._one_by_one() if mode == ONE_BY_ONE else self._one_batch()
         seconds = time.perf_counter() - begin
         size = sum(remote.nbytes for remote in self.handles.values())
-        copy = best_copy_ns(self.copies, size) / 1e9 if self.copies is not None else 0.0
+        copies = one_copy_each(self.copies, size) if self.copies is not None else {}
         wrong = [name for name, it in self.tensors.items() if digest(it) != self.digests[name]]
-        return Pull(seconds, copy, last.provider or "", last.path or "", tuple(wrong))
+        return Pull(seconds, copies, last.provider or "", last.path or "", tuple(wrong))
 
     def close(self) -> None:
         self.tensors = {}

@@ -1,0 +1,1 @@
+"""The cost of the Python paths, apart from the bytes that they move."""

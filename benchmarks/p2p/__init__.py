@@ -1,0 +1,1 @@
+"""Two processes, one reading or writing the other's memory."""
