@@ -120,7 +120,7 @@ uint32_t tn_segment_number(struct tn_segment *segment);
 uint64_t tn_segment_bytes(struct tn_segment *segment);
 int tn_segment_reserve(struct tn_segment *segment, uint64_t offset, uint64_t bytes); /* allocate its pages now */
 int tn_segment_discard(struct tn_segment *segment, uint64_t offset, uint64_t bytes); /* give its pages back */
-void tn_segment_close(struct tn_segment *segment);
+void tn_segment_close(struct tn_segment *segment); /* also, and then still needed, after the engine was closed */
 
 /* What a peer needs to use a region: the C half of a remote handle. Plain data. */
 struct tn_remote {

@@ -30,7 +30,7 @@ struct tn_segments {
 };
 
 struct tn_segment {
-    struct tn_segments *segments;
+    struct tn_segments *segments; /* NULL once the engine is closed */
     struct tn_list node;
     struct tn_sealed memory;
     uint64_t bytes; /* as asked for */
@@ -49,10 +49,12 @@ int tn_segments_open(struct tn_segments **out)
     return TN_OK;
 }
 
+/* Tensors may live in a segment for longer than the engine: it stays mapped until tn_segment_close. */
 void tn_segments_close(struct tn_segments *segments)
 {
-    while (!tn_list_empty(&segments->list))
-        tn_segment_close(tn_container(segments->list.next, struct tn_segment, node));
+    struct tn_list *node;
+    while ((node = tn_list_take_first(&segments->list)))
+        tn_container(node, struct tn_segment, node)->segments = NULL;
     pthread_mutex_destroy(&segments->lock);
     free(segments);
 }
@@ -177,9 +179,11 @@ int tn_segment_discard(struct tn_segment *segment, uint64_t offset, uint64_t byt
 void tn_segment_close(struct tn_segment *segment)
 {
     struct tn_segments *segments = segment->segments;
-    pthread_mutex_lock(&segments->lock);
-    tn_list_remove(&segment->node);
-    pthread_mutex_unlock(&segments->lock);
+    if (segments) {
+        pthread_mutex_lock(&segments->lock);
+        tn_list_remove(&segment->node);
+        pthread_mutex_unlock(&segments->lock);
+    }
     /* Peers may keep it mapped until they go; they need not keep its pages. */
     if (segment->access & TN_WRITE)
         tn_segment_discard(segment, 0, segment->bytes);

@@ -138,6 +138,7 @@ def _tensor_view(tensor: Any) -> View:
     try:
         address = tensor.data_ptr()
     except RuntimeError as error:  # sparse and other tensors without storage
+        _check_tensor(tensor)
         raise InvalidUse(f"this tensor has no plain memory: {error}") from None
     dtype, itemsize = known
     strides = None
@@ -243,9 +244,7 @@ def _buffer_view(x: Any) -> View:
     except BufferError as error:
         raise InvalidUse(f"this {type(x).__name__} does not give its memory: {error}") from None
     if not memory.c_contiguous:
-        import numpy
-
-        return _array_view(numpy.asarray(memory))
+        return _strided_buffer_view(memory)
     pinned = ffi.from_buffer(_BYTES, memory)
     address = int(ffi.cast(_ADDRESS, pinned))
     dtype = BUFFER_FORMATS.get(memory.format.lstrip("@<="))
@@ -255,3 +254,12 @@ def _buffer_view(x: Any) -> View:
     # `pinned` holds the exporter's buffer, so that a bytearray cannot be resized meanwhile.
     owner = (x, pinned)
     return View(address, memory.nbytes, shape, None, itemsize, dtype, memory.readonly, owner)
+
+
+def _strided_buffer_view(memory: memoryview) -> View:
+    import numpy
+
+    found = _array_view(numpy.asarray(memory))
+    if memory.format in ("B", "b", "c"):
+        found.dtype = None
+    return found
