@@ -74,7 +74,13 @@ class Plan:
 
 
 @click.command("p2p")
-@click.option("--op", type=click.Choice(["read", "write"]), default="read", show_default=True)
+@click.option(
+    "--op",
+    type=click.Choice(["read", "write"]),
+    default="read",
+    show_default=True,
+    help="What this process does to the other's memory.",
+)
 @size_option
 @click.option(
     "--batch",

@@ -26,6 +26,7 @@ size_option = click.option(
 json_option = click.option(
     "--json",
     "json_file",
+    metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, writable=True, allow_dash=True),
     help="Write the result as JSON to this file; - writes it to stdout instead of the table.",
 )
