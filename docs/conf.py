@@ -22,6 +22,7 @@ source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 exclude_patterns = ["_build", "**/_*.md"]  # an underscore marks a fragment that other pages include
 # Most annotations name numpy and torch types, whose inventories are not to be had offline.
 nitpicky = False
+default_role = "code"  # docstrings write `name` as Markdown does
 
 myst_enable_extensions = [
     "attrs_inline",
