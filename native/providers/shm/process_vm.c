@@ -49,7 +49,8 @@ void tn_shm_process_vm_explain(const struct tn_shm_connection *connection, int e
         snprintf(
             text, capacity,
             "the kernel forbids process_vm to process %d: Yama (kernel.yama.ptrace_scope = %d) "
-            "allows it to ancestors only; set it to 0 or give CAP_SYS_PTRACE",
+            "allows it to ancestors only; set it to 0, give CAP_SYS_PTRACE, or let "
+            "the peer call prctl(PR_SET_PTRACER, ...)",
             pid, yama_scope());
     else if (error == EPERM)
         snprintf(

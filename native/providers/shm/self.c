@@ -50,8 +50,7 @@ static bool overlaps_itself(const struct tn_transfer *transfer)
 {
     for (uint64_t i = 0; i < transfer->n_ranges; i++) {
         const struct tn_range *range = &transfer->ranges[i];
-        uint64_t bytes =
-            range->length * range->rows; /* submit has checked that it does not overflow */
+        uint64_t bytes = range->length * range->rows; /* submit checks for overflow */
         uint64_t remote = transfer->remotes[range->remote].address + range->remote_offset;
         if (overlap(range->local_address, remote, bytes))
             return true;

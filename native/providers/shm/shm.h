@@ -5,8 +5,9 @@
 #include "providers/provider.h"
 #include "providers/transfer.h"
 
-extern const struct tn_link_ops tn_shm_link_ops; /* link: struct tn_shm_connection */
-extern const struct tn_link_ops
-    tn_self_link_ops; /* link: struct tn_host of the one engine that is both ends */
+/* link: struct tn_shm_connection */
+extern const struct tn_link_ops tn_shm_link_ops;
+/* link: struct tn_host of the one engine that is both ends */
+extern const struct tn_link_ops tn_self_link_ops;
 
 #endif
