@@ -26,7 +26,7 @@ from transport.cli.bench_side import (
 from transport.cli.copy_limit import KINDS, CopyBuffers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
     from multiprocessing.connection import Connection
 
     from transport import Engine, RemoteRegion
@@ -81,7 +81,7 @@ def _own(pipe: Connection, provider: str, memory: str, size: int, secret: bytes)
 
 
 @contextlib.contextmanager
-def ends(provider: str, memory: str, size: int) -> Iterator[Ends]:
+def ends(provider: str, memory: str, size: int) -> Generator[Ends, None, None]:
     secret = secrets.token_bytes(32)
     with (
         child.Child(_own, provider, memory, size, secret) as owner,

@@ -33,7 +33,7 @@ from transport.errors import Unavailable
 from transport.types import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
     from pathlib import Path
 
     from transport.engine.engine import Engine
@@ -143,7 +143,7 @@ def run(plan: Plan, peer_address: str | None) -> Report:
 
 
 @contextlib.contextmanager
-def _connected(plan: Plan, peer_address: str | None) -> Iterator[tuple[Engine, Peer]]:
+def _connected(plan: Plan, peer_address: str | None) -> Generator[tuple[Engine, Peer], None, None]:
     """This end's engine and its peer: the process at `peer_address`, or one started here."""
     with contextlib.ExitStack() as stack:
         secret = None

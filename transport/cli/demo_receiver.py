@@ -65,8 +65,9 @@ class Receiver:
         """A new engine for this provider, connected to the sender's."""
         self.close()
         self.provider = provider
-        self.engine = open_engine("receiver", provider, secret=self.secret)
-        self.engine.connect(address)
+        engine = open_engine("receiver", provider, secret=self.secret)
+        self.engine = engine
+        engine.connect(address)
 
     def prepare(
         self, memory: str, handles: Mapping[str, RemoteRegion], digests: Mapping[str, str]
