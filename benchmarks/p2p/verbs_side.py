@@ -2,8 +2,8 @@
 
 python -m benchmarks.p2p.verbs_side ADDRESS MESSAGES
 
-ib_write_bw keeps up to 128 writes under way; here a submission has 16 messages, of which the next is
-submitted when the last is done. All go to and from the same 1 MiB, as ib_write_bw's do.
+ib_write_bw keeps up to 128 writes under way; here a submission has 16, and the next submission
+begins when all of them are done. All go to and from the same 1 MiB, as ib_write_bw's do.
 """
 
 from __future__ import annotations

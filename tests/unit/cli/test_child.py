@@ -1,29 +1,8 @@
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from transport.cli.child import Child, ChildFailed, serve
-from transport.errors import InvalidUse
-
-
-def answering(pipe, factor):
-    def invalid():
-        raise InvalidUse("not like this")
-
-    def crash():
-        os._exit(3)
-
-    serve(
-        pipe,
-        {
-            "times": lambda number: number * factor,
-            "invalid": invalid,
-            "bug": lambda: 1 // 0,
-            "crash": crash,
-        },
-    )
+from transport.cli.child import Child, ChildFailed
 
 
 def test_answers_errors_and_the_end():
