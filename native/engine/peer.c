@@ -92,6 +92,8 @@ static struct tn_transfer *take_waiting(struct tn_peer *peer)
 static void dispatch_waiting(struct tn_peer *peer)
 {
     struct tn_transfer *transfer;
+    if (status == TN_CLOSED && peer->stream)
+        tn_link_farewell(peer->stream); /* once the state says why, so that the peer's answer cannot be taken for a loss */
     while ((transfer = take_waiting(peer))) {
         tn_transfer_dispatch(transfer);
         tn_transfer_unreference(transfer);
@@ -177,8 +179,6 @@ void tn_peer_fail(struct tn_host *host, struct tn_peer *peer, int status, const 
 
 void tn_peer_down(struct tn_peer *peer, int status, const char *text)
 {
-    if (status == TN_CLOSED && peer->stream && atomic_load(&peer->state) == TN_OK)
-        tn_link_farewell(peer->stream);
     tn_peer_fail(&peer->engine->host, peer, status, text);
 }
 
@@ -186,6 +186,8 @@ static void bury(struct tn_peer *peer)
 {
     int status = atomic_load(&peer->state);
     struct tn_transfer *transfer;
+    if (status == TN_CLOSED && peer->stream)
+        tn_link_farewell(peer->stream); /* once the state says why, so that the peer's answer cannot be taken for a loss */
     while ((transfer = take_waiting(peer))) {
         tn_transfer_fail(transfer, status, 0, 0, "%s", peer->text);
         tn_transfer_unreference(transfer);

@@ -288,7 +288,7 @@ static void test_close_with_transfers_in_flight(void)
     tn_engine_close(a.engine);
     CHECK(tn_transfer_quiet(transfer) == 1);
     int status = tn_transfer_status(transfer);
-    CHECK(status == TN_OK || status == TN_CLOSED);
+    CHECK_TEXT(status == TN_OK || status == TN_CLOSED, tn_status_name(status));
     tn_transfer_release(transfer);
     free(a.memory);
     free(local);
