@@ -23,8 +23,8 @@ def settings_page() -> str:
         NOTE,
         "Each is an environment variable, and a field of `transport.Settings` under its name",
         "in small letters without `TRANSPORT_`. An engine reads the environment when it is made",
-        "without `settings=`. An empty variable counts as unset. A value that makes no sense raises",
-        "`InvalidUse` with the variable's name. `transport doctor` prints the values in force.",
+        "without `settings=`. An empty variable counts as unset. A value that makes no sense",
+        "raises `InvalidUse` with the variable's name. `transport doctor` prints those in force.",
         "",
         "| variable | value | default | meaning |",
         "| --- | --- | --- | --- |",
@@ -42,7 +42,8 @@ def cli_page() -> str:
         NOTE,
         "`transport` and `python -m transport` are the same. The result goes to stdout, progress",
         "and complaints to stderr. Exit status: 0 when all went well; 1 when something could not",
-        "be done, or was measured or checked and is wrong; 2 for a command line that makes no sense.",
+        "be done, or was measured or checked and is wrong; 2 for a command line that makes no",
+        "sense.",
         "",
     ]
     for path, command in _leaves(("transport",), commands):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from answering_child import answering
 
 from transport.cli.child import Child, ChildFailed
 
