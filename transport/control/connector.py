@@ -1,0 +1,342 @@
+"""Makes links: the outbound side with its retries, and the inbound side once it has proven itself.
+
+May import everything else of control but plane. Everything runs on the control thread. One record
+is brought up by whichever side's connection wins (arbiter); a record that nobody can bring up
+within `connect_timeout` is lost with the most telling error of its addresses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from transport.control import handshake, messages
+from transport.control.address import in_order, parse
+from transport.control.arbiter import Situation, Verdict, judge
+from transport.control.doors import dial
+from transport.control.handshake import Oneself, Refused, Stale
+from transport.control.negotiation import Negotiation
+from transport.control.records import Contact, Inbound, PeerRecord, State, status_of
+from transport.errors import InvalidUse, PeerLost, PeerRefused, Status, TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+
+    from transport.control.address import Address
+    from transport.control.border import Border
+    from transport.control.channel import Channel
+    from transport.control.guests import Guest
+    from transport.control.handshake import Outcome, Party
+    from transport.control.records import Table
+    from transport.providers.base import Endpoint
+    from transport.types import LinkFacts
+
+_T = TypeVar("_T")
+
+logger = logging.getLogger(__name__)
+
+_SHM, _TCP = 0, 2  # enum tn_provider_id
+_FIRST_PAUSE, _LAST_PAUSE = 0.02, 0.5  # between rounds that ended as duplicates
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the connector works with and on."""
+
+    party: Party
+    table: Table
+    border: Border
+    endpoints: Mapping[str, Endpoint]
+    connect_timeout: float
+    came_up: Callable[[PeerRecord], None]
+    lose: Callable[[PeerRecord, int, str], None]
+
+
+class Connector:
+    """One per engine."""
+
+    def __init__(self, surroundings: Surroundings, loop: asyncio.AbstractEventLoop) -> None:
+        self._s = surroundings
+        self._loop = loop
+        self._moments = itertools.count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._own_hellos: set[bytes] = set()  # nonces by which we met ourselves
+        self._prefer_unix = "shm" in surroundings.endpoints
+        self._closing = False
+
+    def moment(self) -> int:
+        """A number that only grows: what came before what."""
+        return next(self._moments)
+
+    async def close(self) -> None:
+        self._closing = True
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------- outbound
+    def bring_up(self, record: PeerRecord) -> None:
+        """Begins to connect, unless that is under way."""
+        contact = record.contact
+        if record.state is not State.CONNECTING or contact.bringing_up is not None or self._closing:
+            return
+        task = self._loop.create_task(self._bring_up(record))
+        contact.bringing_up = task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bring_up(self, record: PeerRecord) -> None:
+        try:
+            await self._until_up(record, self._loop.time() + self._s.connect_timeout)
+        except TransportError as error:
+            self._s.lose(record, status_of(error), str(error))
+        except Exception as error:
+            logger.exception("connecting to %s failed", record.name)
+            self._s.lose(record, Status.PEER_LOST, f"internal error: {error!r}")
+
+    async def _until_up(self, record: PeerRecord, deadline: float) -> None:
+        contact, pause = record.contact, _FIRST_PAUSE
+        while record.state is State.CONNECTING:
+            left = deadline - self._loop.time()
+            if left <= 0:
+                raise PeerLost(
+                    f"{record.name} did not connect within {self._s.connect_timeout:g} s"
+                )
+            contact.changed.clear()
+            if contact.inbound is None:
+                await self._round(record, deadline)
+            if record.state is State.CONNECTING:
+                # An inbound connection is to come up. If it does not, look again.
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(contact.changed.wait(), max(0.0, min(left, pause)))
+                pause = min(2 * pause, _LAST_PAUSE)
+
+    async def _round(self, record: PeerRecord, deadline: float) -> None:
+        """Tries all addresses once, in a task of its own that an inbound connection may cancel.
+
+        Returns when the record is up or an inbound connection is to come; raises what went wrong.
+        """
+        contact = record.contact
+        attempt = self._loop.create_task(self._try_all(record, deadline))
+        contact.attempt = attempt
+        try:
+            await asyncio.wait((attempt,))
+        finally:
+            contact.attempt = None
+            if not attempt.done():
+                attempt.cancel()
+                await asyncio.gather(attempt, return_exceptions=True)
+        if not attempt.cancelled():
+            attempt.result()
+
+    async def _try_all(self, record: PeerRecord, deadline: float) -> None:
+        addresses = in_order(record.addresses, prefer_unix=self._prefer_unix)
+        errors: list[TransportError] = []
+        for index, address in enumerate(addresses):
+            share = (deadline - self._loop.time()) / (len(addresses) - index)
+            try:
+                await self._bounded(self._link(record, address), address, share)
+                return
+            except Refused as error:
+                if error.code == messages.DUPLICATE:
+                    return
+                errors.append(_placed(error, address))
+            except TransportError as error:
+                errors.append(_placed(error, address))
+        raise _most_telling(errors, record)
+
+    async def _link(self, record: PeerRecord, address: Address) -> None:
+        contact = record.contact
+        negotiation = Negotiation(self._s.endpoints)
+
+        def challenged(peer: messages.Identity, facts: LinkFacts) -> None:
+            contact.challenged = True
+
+        channel = await dial(address)
+        try:
+            outcome = await handshake.initiate(
+                channel,
+                self._s.party,
+                negotiation,
+                wanted=record.incarnation,
+                challenged=challenged,
+            )
+            self._establish(record, channel, negotiation, outcome, str(address))
+        finally:
+            contact.challenged = False
+            negotiation.close()
+            channel.close()
+
+    async def identify(self, address: Address, timeout: float) -> messages.Identity:
+        """Who listens there, proven. Our own identity when it is this engine."""
+        try:
+            return await self._bounded(self._identify(address), address, timeout)
+        except TransportError as error:
+            raise _placed(error, address) from None
+
+    async def _identify(self, address: Address) -> messages.Identity:
+        channel = await dial(address)
+        try:
+            return (await handshake.initiate(channel, self._s.party, None)).peer
+        except Oneself as discovery:
+            # Only our own reception could have read our nonce; others may claim our incarnation.
+            if discovery.nonce not in self._own_hellos:
+                raise PeerRefused("what answers there claims to be this very engine") from None
+            self._own_hellos.discard(discovery.nonce)
+            return self._s.party.identity
+        finally:
+            channel.close()
+
+    async def _bounded(
+        self, coroutine: Coroutine[Any, Any, _T], address: Address, seconds: float
+    ) -> _T:
+        try:
+            return await asyncio.wait_for(coroutine, max(seconds, 0.001))
+        except asyncio.TimeoutError:
+            raise PeerLost(f"no answer within {seconds:.3g} s") from None
+
+    # -------------------------------------------------------------------------------------- inbound
+    async def serve(self, guest: Guest, proven: Callable[[], None]) -> None:
+        """One inbound connection, start to end. Raises what the reception is to log."""
+        try:
+            await asyncio.wait_for(self._serve(guest, proven), self._s.connect_timeout)
+        except asyncio.TimeoutError:
+            raise PeerRefused(f"no proof within {self._s.connect_timeout:g} s") from None
+
+    async def _serve(self, guest: Guest, proven: Callable[[], None]) -> None:
+        negotiation = Negotiation(self._s.endpoints)
+        claims: list[tuple[PeerRecord, Inbound]] = []
+
+        def decide(peer: messages.Identity, facts: LinkFacts) -> None:
+            proven()
+            claims.append(self._claim(peer, guest.came_at))
+
+        try:
+            outcome = await handshake.respond(guest.channel, self._s.party, negotiation, decide)
+            for record, _ in claims:
+                self._establish(record, guest.channel, negotiation, outcome, "")
+        except Oneself as discovery:
+            self._remember_own(discovery.nonce)
+        finally:
+            negotiation.close()
+            for record, inbound in claims:
+                self._unclaim(record, inbound)
+
+    def _claim(self, peer: messages.Identity, came_at: int) -> tuple[PeerRecord, Inbound]:
+        if self._closing:
+            raise Refused(messages.CLOSING, "this engine is being closed")
+        record = self._s.table.find(peer.incarnation)
+        verdict = judge(self._situation(peer, record, came_at))
+        if verdict is Verdict.DUPLICATE:
+            raise Refused(messages.DUPLICATE, "another connection between these two is coming up")
+        if verdict is Verdict.REPLACE and record is not None:
+            self._s.lose(record, Status.PEER_LOST, "the peer had lost the connection and made anew")
+        record, _ = self._s.table.obtain(peer.incarnation, ())
+        record.addresses = record.addresses or readable(peer.addresses)
+        return record, self._take_over(record.contact, came_at)
+
+    def _situation(
+        self, peer: messages.Identity, record: PeerRecord | None, came_at: int
+    ) -> Situation:
+        mine = self._s.party.identity.incarnation
+        if record is None:
+            return Situation(mine, peer.incarnation, came_at)
+        contact = record.contact
+        return Situation(
+            mine,
+            peer.incarnation,
+            came_at,
+            challenged=contact.challenged,
+            link_at=contact.link_at,
+            inbound_at=contact.inbound.came_at if contact.inbound else None,
+        )
+
+    def _take_over(self, contact: Contact, came_at: int) -> Inbound:
+        """This connection is the one: gives up our own attempt and an earlier inbound one."""
+        earlier, contact.inbound = contact.inbound, Inbound(came_at, asyncio.current_task())
+        if earlier is not None and earlier.task is not None:
+            earlier.task.cancel()
+        if contact.attempt is not None:
+            contact.attempt.cancel()
+        return contact.inbound
+
+    def _unclaim(self, record: PeerRecord, inbound: Inbound) -> None:
+        contact = record.contact
+        if contact.inbound is not inbound:
+            return
+        contact.inbound = None
+        contact.changed.set()
+        if record.state is not State.CONNECTING or contact.bringing_up is not None:
+            return
+        if record.wanted and not self._closing:
+            self.bring_up(record)
+        else:
+            self._s.lose(record, Status.PEER_LOST, "the peer's connection failed half-way")
+
+    def _remember_own(self, nonce: bytes) -> None:
+        if len(self._own_hellos) >= messages.MAX_DESCRIPTORS:
+            self._own_hellos.clear()  # left over by somebody who replays our hello
+        self._own_hellos.add(nonce)
+
+    # ----------------------------------------------------------------------------------------- both
+    def _establish(
+        self,
+        record: PeerRecord,
+        channel: Channel,
+        negotiation: Negotiation,
+        outcome: Outcome,
+        address: str,
+    ) -> None:
+        """Hands the socket to C. No await in here: a cancellation comes before or after."""
+        if record.state is not State.CONNECTING:
+            raise record.error or PeerLost("the peer was given up meanwhile")
+        unix = outcome.facts.is_unix
+        attached = negotiation.attach(record.native)
+        stream = "shm" if unix and self._prefer_unix else "tcp"
+        record.name = outcome.peer.name or record.name
+        record.pid = outcome.facts.pid or outcome.peer.pid
+        record.addresses = record.addresses or readable(outcome.peer.addresses)
+        record.link, record.address = "unix" if unix else "tcp", address
+        record.providers = tuple(name for name in self._s.endpoints if name in (*attached, stream))
+        reasons = negotiation.reasons()
+        record.reasons = {name: reasons[name] for name in reasons if name not in record.providers}
+        provider = _SHM if stream == "shm" else _TCP
+        try:
+            depth = outcome.peer.notify_depth
+            self._s.border.up(record.native, channel.detach(), provider, depth)
+        except TransportError as error:
+            self._s.lose(record, Status.PEER_LOST, f"the link could not be opened: {error}")
+            raise
+        record.contact.link_at = self.moment()
+        self._s.came_up(record)
+
+
+def readable(texts: Iterable[str]) -> tuple[Address, ...]:
+    """A peer's addresses; what this release cannot read is left out."""
+    read: list[Address] = []
+    for text in texts:
+        with contextlib.suppress(InvalidUse):
+            read.append(parse(text))
+    return tuple(read)
+
+
+def _placed(error: TransportError, address: Address) -> TransportError:
+    """The same error, saying where."""
+    if isinstance(error, Stale):
+        return Stale(f"the engine at {address} is another incarnation: the owner restarted")
+    kind = type(error) if not isinstance(error, Refused) else PeerRefused
+    return kind(f"cannot connect to {address}: {error}")
+
+
+# Of several addresses' errors the one that says most is the first of the highest rank.
+_RANKS = (Status.PEER_LOST, Status.PEER_REFUSED, Status.VERSION, Status.STALE)
+
+
+def _most_telling(errors: list[TransportError], record: PeerRecord) -> TransportError:
+    if not errors:
+        return PeerLost(f"{record.name} has no address to connect to and has not connected itself")
+    return max(errors, key=lambda error: _RANKS.index(status_of(error)))

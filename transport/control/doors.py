@@ -1,0 +1,209 @@
+"""Sockets that listen, and sockets that connect. May import address, channel, errors.
+
+What is bound is exactly what was asked for; what goes into handles is what others can connect to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transport.control.address import Address, TcpAddress, UnixName, UnixPath, is_unix, parse
+from transport.control.channel import Channel
+from transport.errors import InvalidUse, PeerLost, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_BACKLOG = 1024
+_MAX_DOORS = 15  # beside the abstract name; a hello has room for 16 addresses
+_PAUSE = 0.005  # before a unix listener whose backlog is full is tried again
+_WILDCARDS = ("0.0.0.0", "::")
+
+
+@dataclass(frozen=True)
+class Door:
+    """A listening socket and the address by which others reach it."""
+
+    sock: socket.socket
+    address: Address
+    inode: tuple[int, int] | None = None  # of a path, so that only our own is removed
+
+    def close(self) -> None:
+        self.sock.close()
+        if isinstance(self.address, UnixPath) and self.inode == _inode(self.address.path):
+            with contextlib.suppress(OSError):
+                Path(self.address.path).unlink()
+
+
+def open_doors(
+    listen: str | Iterable[str] | None, advertise: str | None, incarnation: bytes
+) -> tuple[Door, ...]:
+    """Binds all of them or none. None: only the abstract name; (): no door at all."""
+    texts = (listen,) if isinstance(listen, str) else tuple(listen or ())
+    if listen is not None and not texts:
+        return ()
+    if len(texts) > _MAX_DOORS:
+        raise InvalidUse(f"listening on {len(texts)} addresses, over {_MAX_DOORS}")
+    name = UnixName(f"tensor-transport/{incarnation.hex()}")
+    doors: list[Door] = []
+    try:
+        doors.extend(_open(address, advertise) for address in (name, *map(parse, texts)))
+    except BaseException:
+        for door in doors:
+            door.close()
+        raise
+    return tuple(sorted(doors, key=lambda door: not is_unix(door.address)))
+
+
+def _open(address: Address, advertise: str | None) -> Door:
+    try:
+        if isinstance(address, TcpAddress):
+            return _open_tcp(address, advertise)
+        return _open_unix(address)
+    except OSError as error:
+        reason = f"cannot listen on {address}: {error.strerror or error}"
+        raise Unavailable(reason, "choose another address, or port 0 for any free one") from None
+
+
+def _open_tcp(address: TcpAddress, advertise: str | None) -> Door:
+    family, sockaddr = _resolve_now(address)
+    if sockaddr[0] in _WILDCARDS and not advertise:
+        raise InvalidUse(
+            f"{address} is every address of this host: say advertise= which one to use"
+        )
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(sockaddr)
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+        port = int(sock.getsockname()[1])
+    except BaseException:
+        sock.close()
+        raise
+    return Door(sock, TcpAddress(advertise or _host(sockaddr, address), port))
+
+
+def _resolve_now(address: TcpAddress) -> tuple[int, Any]:
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    family, _, _, _, sockaddr = found[0]
+    return family, sockaddr
+
+
+def _host(sockaddr: Any, address: TcpAddress) -> str:
+    """The number that was bound; with its scope where it was asked for with one."""
+    return address.host if "%" in address.host else str(sockaddr[0])
+
+
+def _open_unix(address: UnixPath | UnixName) -> Door:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # The file gets the mode of the socket's inode (Linux): private from its first moment on.
+        os.fchmod(sock.fileno(), 0o600)
+        _bind_unix(sock, address)
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    inode = _inode(address.path) if isinstance(address, UnixPath) else None
+    return Door(sock, address, inode)
+
+
+def _bind_unix(sock: socket.socket, address: UnixPath | UnixName) -> None:
+    try:
+        sock.bind(address.sockaddr)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        if not taken or not isinstance(address, UnixPath) or not _is_dead(address.path):
+            raise
+        Path(address.path).unlink()
+        sock.bind(address.sockaddr)
+
+
+def _is_dead(path: str) -> bool:
+    """A socket file that nobody listens on any more."""
+    if not stat.S_ISSOCK(Path(path).lstat().st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) == errno.ECONNREFUSED
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        facts = Path(path).lstat()
+        return facts.st_dev, facts.st_ino
+    return None
+
+
+# ------------------------------------------------------------------------------------------ outward
+async def dial(address: Address) -> Channel:
+    """A connected channel. Raises PeerLost; the caller bounds it in time."""
+    if not isinstance(address, TcpAddress):
+        return await _connect(socket.AF_UNIX, address.sockaddr)
+    error = PeerLost(f"{address.host} has no address")
+    for family, _, _, _, sockaddr in await _resolve(address):
+        try:
+            return await _connect(family, sockaddr)
+        except PeerLost as failed:
+            error = failed
+    raise error
+
+
+async def _resolve(address: TcpAddress) -> list[Any]:
+    kind = socket.SOCK_STREAM
+    with contextlib.suppress(socket.gaierror):  # a number needs no thread
+        return socket.getaddrinfo(
+            address.host, address.port, type=kind, flags=socket.AI_NUMERICHOST
+        )
+    loop = asyncio.get_running_loop()
+    try:
+        return await loop.getaddrinfo(address.host, address.port, type=kind)
+    except socket.gaierror as error:
+        raise PeerLost(f"the name {address.host} is not found: {error.strerror}") from None
+
+
+async def _connect(family: int, sockaddr: Any) -> Channel:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        if family == socket.AF_UNIX:
+            await _connect_unix(sock, sockaddr)
+        else:
+            await asyncio.get_running_loop().sock_connect(sock, sockaddr)
+            _check_not_itself(sock)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Channel(sock)
+    except OSError as error:
+        sock.close()
+        raise PeerLost(f"{(error.strerror or str(error)).lower()}") from None
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _connect_unix(sock: socket.socket, sockaddr: str) -> None:
+    """A full backlog is EAGAIN here, and nothing becomes writable when it has room (unix(7))."""
+    while True:
+        try:
+            sock.connect(sockaddr)
+            return
+        except BlockingIOError:
+            await asyncio.sleep(_PAUSE)
+
+
+def _check_not_itself(sock: socket.socket) -> None:
+    """A connection to a free ephemeral port of this host can meet itself (RFC 9293, 3.5)."""
+    if sock.getsockname() == sock.getpeername():
+        raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))

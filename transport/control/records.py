@@ -1,0 +1,218 @@
+"""What is known of each peer, and the table of the living ones. May import border, errors.
+
+A record lives as long as somebody holds it; its native peer is released by the control thread after
+that, never by a finalizer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import enum
+import itertools
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transport.errors import (
+    InvalidUse,
+    PeerRefused,
+    StaleRegion,
+    Status,
+    TransportError,
+    VersionMismatch,
+    from_status,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from transport.control.address import Address
+    from transport.control.border import Border
+    from transport.ffi import NativePeer
+
+
+class State(enum.Enum):
+    """A record only ever moves downward in this list."""
+
+    CONNECTING = "connecting"
+    UP = "up"
+    LOST = "lost"
+
+
+@dataclass
+class Inbound:
+    """A proven connection of the peer that was accepted and is not up yet."""
+
+    came_at: int
+    task: asyncio.Task[None] | None
+
+
+class Contact:
+    """How the connection is being made; touched by the control thread only."""
+
+    def __init__(self) -> None:
+        self.bringing_up: asyncio.Task[None] | None = None  # the outbound side, with its retries
+        self.attempt: asyncio.Task[None] | None = None  # its current round over the addresses
+        self.challenged = False
+        self.inbound: Inbound | None = None
+        self.link_at: int | None = None
+        self.changed = asyncio.Event()
+
+
+class PeerRecord:
+    """One life of one peer as this engine sees it; any thread may read, only the plane writes."""
+
+    __slots__ = (
+        "__weakref__",
+        "address",
+        "addresses",
+        "contact",
+        "cookie",
+        "error",
+        "incarnation",
+        "link",
+        "name",
+        "native",
+        "pid",
+        "providers",
+        "ready",
+        "reasons",
+        "state",
+        "wanted",
+    )
+
+    def __init__(
+        self, incarnation: bytes, cookie: int, native: NativePeer, addresses: Iterable[Address]
+    ) -> None:
+        self.incarnation = incarnation
+        self.cookie = cookie
+        self.native = native
+        self.addresses = tuple(addresses)
+        self.state = State.CONNECTING
+        self.name = incarnation.hex()[:8]
+        self.pid = 0
+        self.link = ""  # "unix", "tcp" or "self" once it is up
+        self.address = ""  # the one that was connected to; "" for an inbound connection
+        self.providers: tuple[str, ...] = ()  # attached, the stream's included
+        self.reasons: dict[str, str] = {}  # why the other ones are not
+        self.error: TransportError | None = None
+        self.ready: concurrent.futures.Future[PeerRecord] = concurrent.futures.Future()
+        self.wanted = False  # somebody here asked for it: an inbound failure is not the end
+        self.contact = Contact()
+
+    def __repr__(self) -> str:
+        return f"<PeerRecord {self.name} {self.state.value}>"
+
+    def came_up(self) -> None:
+        self.state = State.UP
+        self.ready.set_result(self)
+        self.contact.changed.set()
+
+    def lose(self, status: int, text: str) -> None:
+        """Only the first reason counts."""
+        if self.state is State.LOST:
+            return
+        self.state = State.LOST
+        self.error = from_status(status, text, peer=self.name)
+        if not self.ready.done():
+            self.ready.set_exception(self.error)
+        self.contact.changed.set()
+
+
+class Table:
+    """The living records by incarnation, all that somebody still holds by cookie."""
+
+    def __init__(self, border: Border, wake: Callable[[], None]) -> None:
+        self._border = border
+        self._wake = wake  # makes the control thread call release_forgotten soon
+        self._lock = threading.Lock()
+        self._living: dict[bytes, PeerRecord] = {}
+        self._by_cookie: weakref.WeakValueDictionary[int, PeerRecord] = (
+            weakref.WeakValueDictionary()
+        )
+        self._natives: dict[int, NativePeer] = {}  # opened and not released
+        self._cookies = itertools.count(1)
+        self._forgotten: collections.deque[int] = collections.deque()
+        self._closed = False
+
+    def find(self, incarnation: bytes) -> PeerRecord | None:
+        return self._living.get(incarnation)
+
+    def by_cookie(self, cookie: int) -> PeerRecord | None:
+        return self._by_cookie.get(cookie)
+
+    def living(self) -> tuple[PeerRecord, ...]:
+        with self._lock:
+            return tuple(self._living.values())
+
+    def obtain(
+        self, incarnation: bytes, addresses: Iterable[Address], *, oneself: bool = False
+    ) -> tuple[PeerRecord, bool]:
+        """The living record of that incarnation, or a new one and True."""
+        with self._lock:
+            if self._closed:
+                raise InvalidUse("this engine is closed")
+            record = self._living.get(incarnation)
+            if record is not None:
+                return record, False
+            cookie = next(self._cookies)
+            if oneself:
+                native = self._border.open_self(cookie)
+            else:
+                native = self._border.open_peer(incarnation, cookie)
+            self._natives[cookie] = native
+            record = PeerRecord(incarnation, cookie, native, addresses)
+            weakref.finalize(record, self._forget, cookie).atexit = False
+            self._living[incarnation] = self._by_cookie[cookie] = record
+            return record, True
+
+    def bury(self, record: PeerRecord, status: int, text: str) -> bool:
+        """The peer is lost: nobody finds it any more and its transfers fail. False: it was already.
+
+        Control thread only.
+        """
+        with self._lock:
+            if self._living.get(record.incarnation) is record:
+                del self._living[record.incarnation]
+        if record.state is State.LOST:
+            return False
+        record.lose(status, text)
+        self._border.down(record.native, status, text)
+        return True
+
+    def _forget(self, cookie: int) -> None:
+        """From a finalizer, hence on any thread and inside anything: takes no lock."""
+        self._forgotten.append(cookie)
+        if not self._closed:
+            self._wake()
+
+    def release_forgotten(self) -> None:
+        """Gives native peers back whose records nobody holds any more. Control thread only."""
+        while self._forgotten:
+            native = self._natives.pop(self._forgotten.popleft(), None)
+            if native is not None:
+                self._border.release(native)
+
+    def close(self) -> None:
+        """Releases every native peer: the engine goes next and no record may be used after it."""
+        with self._lock:
+            self._closed = True
+            natives = list(self._natives.values())
+            self._natives.clear()
+        for native in natives:
+            self._border.release(native)
+
+
+_STATUSES: tuple[tuple[type[BaseException], Status], ...] = (
+    (StaleRegion, Status.STALE),
+    (VersionMismatch, Status.VERSION),
+    (PeerRefused, Status.PEER_REFUSED),
+)
+
+
+def status_of(error: BaseException) -> Status:
+    """The native status that tells a peer's waiting transfers why it cannot be had."""
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), Status.PEER_LOST)
