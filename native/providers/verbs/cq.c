@@ -1,5 +1,6 @@
 /* Completion queues: reaping them, and sleeping until there is something to reap. */
 #include <errno.h>
+#include <sched.h>
 #include <string.h>
 
 #include "providers/verbs/verbs.h"
@@ -112,9 +113,25 @@ int tn_verbs_rail_reap(struct tn_verbs_rail *rail)
     return total;
 }
 
-/* A completion that came before the arming raises no event, hence the look after it. */
-int tn_verbs_rail_rearm(struct tn_verbs_rail *rail)
+static int spin(struct tn_verbs_rail *rail)
 {
+    uint64_t end = tn_now() + TN_VERBS_SPIN_NS;
+    int found = 0;
+    while (!found && atomic_load(&rail->in_flight) && tn_now() < end) {
+        sched_yield();
+        found = tn_verbs_rail_reap(rail);
+    }
+    return found;
+}
+
+/* A completion that came before the arming raises no event, hence the look after it. */
+int tn_verbs_rail_arm(struct tn_verbs_rail *rail)
+{
+    bool recent = rail->found;
+    rail->found = false;
+    int found = recent ? 1 : spin(rail);
+    if (found)
+        return found;
     for (uint32_t i = 0; i < rail->n_cqs; i++)
         if (!rail->cqs[i].armed)
             arm(&rail->cqs[i]);
@@ -143,7 +160,6 @@ void tn_verbs_rail_ready(struct tn_watch *watch, uint32_t events)
         raised->events++;
     }
     tn_verbs_rail_acknowledge(rail);
-    tn_verbs_rail_reap(rail);
-    tn_verbs_rail_rearm(rail);
+    tn_verbs_rail_reap(rail); /* armed again before the next sleep, and only then */
     pthread_mutex_unlock(&rail->poll_lock);
 }

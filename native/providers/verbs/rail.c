@@ -192,7 +192,9 @@ static int poll_all(void *self)
         struct tn_verbs_rail *rail = verbs->rails[i];
         if (pthread_mutex_trylock(&rail->poll_lock))
             continue; /* somebody reaps it now */
-        total += tn_verbs_rail_reap(rail);
+        int found = tn_verbs_rail_reap(rail);
+        rail->found = found > 0;
+        total += found;
         pthread_mutex_unlock(&rail->poll_lock);
     }
     return total;
@@ -206,7 +208,7 @@ static int arm_all(void *self)
     for (uint32_t i = 0; i < rails; i++) {
         struct tn_verbs_rail *rail = verbs->rails[i];
         pthread_mutex_lock(&rail->poll_lock);
-        total += tn_verbs_rail_rearm(rail);
+        total += tn_verbs_rail_arm(rail);
         pthread_mutex_unlock(&rail->poll_lock);
     }
     return total > 0;

@@ -151,6 +151,7 @@ static void shift(struct tn_verbs_connection *connection, uint64_t count)
         if (connection->requests[i].send_flags & IBV_SEND_SIGNALED)
             connection->signalled = connection->posted + i + 1;
     connection->posted += count;
+    atomic_fetch_add_explicit(&connection->rail->in_flight, count, memory_order_relaxed);
     if (count == built || !count)
         return;
     for (uint64_t i = 0; i < built - count; i++) {
@@ -213,6 +214,8 @@ void tn_verbs_retire(struct tn_verbs_connection *connection, uint64_t end)
 {
     struct tn_transfer *transfer = NULL;
     uint64_t count = 0;
+    atomic_fetch_sub_explicit(&connection->rail->in_flight, end - connection->tail,
+                              memory_order_relaxed);
     for (; connection->tail < end; connection->tail++) {
         struct tn_verbs_slot *slot = &connection->slots[connection->tail & (connection->depth - 1)];
         connection->in_flight -= slot->bytes;

@@ -29,6 +29,9 @@
 #define TN_VERBS_FIRST_CQ 4096
 #define TN_VERBS_MAX_CONNECTIONS 65536
 #define TN_VERBS_REAP 32
+/* Before a thread sleeps while requests are in flight it looks this long for their completions: a wake-up through the
+ * kernel costs more than a small transfer. */
+#define TN_VERBS_SPIN_NS 20000
 
 /* A slot of the notification ring, as it lies in memory. The peer writes it: nothing in it is to be believed. */
 struct tn_verbs_note {
@@ -70,7 +73,10 @@ struct tn_verbs_rail {
     struct ibv_pd *pd;
     struct ibv_comp_channel *channel;
 
+    _Atomic uint64_t in_flight; /* requests of all connections */
+
     pthread_mutex_t poll_lock; /* all below */
+    bool found;                /* the last poll reaped something: no use in arming yet */
     struct tn_verbs_cq cqs[TN_VERBS_MAX_CQS];
     uint32_t n_cqs;
     struct tn_verbs_entry *entries;
@@ -178,8 +184,8 @@ void tn_verbs_rail_unreference(struct tn_verbs_rail *rail);
 int tn_verbs_cq_reserve(struct tn_verbs_rail *rail, uint32_t entries,
                         struct tn_verbs_cq **out);  /* poll_lock held */
 int tn_verbs_rail_reap(struct tn_verbs_rail *rail); /* poll_lock held; number of completions */
-int tn_verbs_rail_rearm(
-    struct tn_verbs_rail *rail); /* poll_lock held; as reap, and events will come from now on */
+/* poll_lock held. Completions that it reaped; 0: none, and whatever comes from now on raises an event. */
+int tn_verbs_rail_arm(struct tn_verbs_rail *rail);
 void tn_verbs_rail_ready(struct tn_watch *watch, uint32_t events);
 void tn_verbs_rail_acknowledge(struct tn_verbs_rail *rail);
 
