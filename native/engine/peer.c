@@ -92,8 +92,6 @@ static struct tn_transfer *take_waiting(struct tn_peer *peer)
 static void dispatch_waiting(struct tn_peer *peer)
 {
     struct tn_transfer *transfer;
-    if (status == TN_CLOSED && peer->stream)
-        tn_link_farewell(peer->stream); /* once the state says why, so that the peer's answer cannot be taken for a loss */
     while ((transfer = take_waiting(peer))) {
         tn_transfer_dispatch(transfer);
         tn_transfer_unreference(transfer);
