@@ -38,7 +38,7 @@ _Addresses: TypeAlias = Annotated[
 ]
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 16)]
 _Pid: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
-_Id: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 63)]
+_Id: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Identity(Struct, frozen=True, array_like=True):
