@@ -1,0 +1,162 @@
+/* The cursor of a transfer: every byte is handed out exactly once, neighbours become one piece, limits hold, failure stops. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "check.h"
+#include "providers/transfer.h"
+
+struct witness {
+    struct tn_host host; /* first */
+    int ended, quiet;
+};
+
+static void count_ended(struct tn_host *host, struct tn_transfer *transfer)
+{
+    (void)transfer;
+    ((struct witness *)host)->ended++;
+}
+
+static void count_quiet(struct tn_host *host, struct tn_transfer *transfer)
+{
+    (void)transfer;
+    ((struct witness *)host)->quiet++;
+}
+
+static struct tn_transfer *make(struct witness *witness, const struct tn_range *ranges, uint64_t count)
+{
+    struct tn_transfer *transfer = calloc(1, sizeof(*transfer));
+    *witness = (struct witness){.host = {.ended = count_ended, .quiet = count_quiet}};
+    pthread_mutex_init(&transfer->lock, NULL);
+    transfer->host = &witness->host;
+    transfer->remotes = calloc(2, sizeof(*transfer->remotes));
+    transfer->n_remotes = 2;
+    transfer->ranges = malloc((size_t)count * sizeof(*ranges) + 1);
+    memcpy(transfer->ranges, ranges, (size_t)count * sizeof(*ranges));
+    transfer->n_ranges = count;
+    transfer->status = TN_PENDING;
+    transfer->outstanding = 1;
+    transfer->references = 1;
+    return transfer;
+}
+
+static void test_neighbours_become_one_piece(void)
+{
+    struct witness witness;
+    struct tn_piece pieces[4];
+    struct tn_range ranges[] = {
+        {.local_address = 1000, .length = 10, .rows = 3, .local_stride = 10, .remote_stride = 10},
+        {.local_address = 1030, .remote_offset = 30, .length = 5, .rows = 1},
+        {.local_address = 1035, .remote_offset = 99, .length = 5, .rows = 1}, /* touches on one side only */
+    };
+    struct tn_transfer *transfer = make(&witness, ranges, 3);
+    CHECK(tn_transfer_next(transfer, pieces, 4, 1000, 1000) == 2);
+    CHECK(pieces[0].local == 1000 && pieces[0].remote_offset == 0 && pieces[0].length == 35);
+    CHECK(pieces[1].local == 1035 && pieces[1].remote_offset == 99 && pieces[1].length == 5);
+    CHECK(tn_transfer_next(transfer, pieces, 4, 1000, 1000) == 0);
+    CHECK(witness.quiet == 0);
+    tn_piece_done(transfer, 1);
+    CHECK(witness.quiet == 0);
+    tn_piece_done(transfer, 1);
+    CHECK(witness.quiet == 1 && witness.ended == 0);
+    tn_transfer_unreference(transfer);
+}
+
+static void test_a_call_keeps_to_one_remote(void)
+{
+    struct witness witness;
+    struct tn_piece pieces[4];
+    struct tn_range ranges[] = {{.local_address = 100, .length = 8, .rows = 1},
+                                {.local_address = 108, .remote_offset = 8, .length = 8, .rows = 1, .remote = 1}};
+    struct tn_transfer *transfer = make(&witness, ranges, 2);
+    CHECK(tn_transfer_next(transfer, pieces, 4, 100, 100) == 1 && pieces[0].remote == &transfer->remotes[0]);
+    CHECK(tn_transfer_next(transfer, pieces, 4, 100, 100) == 1 && pieces[0].remote == &transfer->remotes[1]);
+    tn_piece_done(transfer, 2);
+    CHECK(witness.quiet == 1);
+    tn_transfer_unreference(transfer);
+}
+
+static void test_nothing_to_move(void)
+{
+    struct witness witness;
+    struct tn_piece piece;
+    struct tn_range ranges[] = {{.local_address = 1, .length = 0, .rows = 5}, {.local_address = 1, .length = 5, .rows = 0}};
+    struct tn_transfer *transfer = make(&witness, ranges, 2);
+    CHECK(tn_transfer_next(transfer, &piece, 1, 10, 10) == 0 && witness.quiet == 1);
+    tn_transfer_unreference(transfer);
+}
+
+static void test_failure_stops_and_flush_yields(void)
+{
+    struct witness witness;
+    struct tn_piece piece;
+    struct tn_range range = {.local_address = 100, .length = 100, .rows = 1};
+    struct tn_transfer *transfer = make(&witness, &range, 1);
+    CHECK(tn_transfer_next(transfer, &piece, 1, 10, 10) == 1);
+    tn_transfer_fail(transfer, TN_FLUSHED, 5, 0, "flushed");
+    tn_transfer_fail(transfer, TN_VERBS, 10, 3, "the root cause");
+    tn_transfer_fail(transfer, TN_DEADLINE, 0, 0, "too late");
+    CHECK(transfer->status == TN_VERBS && transfer->error == 10 && !strcmp(transfer->text, "the root cause"));
+    CHECK(witness.ended == 1 && witness.quiet == 0);
+    CHECK(tn_transfer_next(transfer, &piece, 1, 10, 10) == 0);
+    tn_piece_done(transfer, 1);
+    CHECK(witness.quiet == 1);
+    tn_transfer_unreference(transfer);
+}
+
+/* Random ranges of rows with random strides; the local and remote byte of every index must be paired once. */
+static void test_every_byte_once(unsigned seed)
+{
+    enum { SPAN = 4096, RANGES = 8 };
+    static uint8_t seen[RANGES * SPAN];
+    static uint16_t expected_remote[RANGES * SPAN];
+    struct tn_range ranges[RANGES];
+    struct witness witness;
+    uint64_t total = 0, moved = 0;
+    srand(seed);
+    memset(seen, 0, sizeof(seen));
+    for (int i = 0; i < RANGES; i++) {
+        uint64_t length = (uint64_t)(rand() % 40), rows = (uint64_t)(rand() % 20);
+        int64_t gap = rand() % 3 ? (int64_t)length : (int64_t)length + rand() % 9;
+        ranges[i] = (struct tn_range){.local_address = 1 + (uint64_t)i * SPAN, .remote_offset = (uint64_t)(rand() % 100),
+                                      .length = length, .rows = rows, .local_stride = gap,
+                                      .remote_stride = (int64_t)length + rand() % 2};
+        total += length * rows;
+        for (uint64_t row = 0; row < rows; row++)
+            for (uint64_t byte = 0; byte < length; byte++)
+                expected_remote[(uint64_t)i * SPAN + row * (uint64_t)gap + byte] =
+                    (uint16_t)(ranges[i].remote_offset + row * (uint64_t)ranges[i].remote_stride + byte);
+    }
+    struct tn_transfer *transfer = make(&witness, ranges, RANGES);
+    struct tn_piece pieces[5];
+    int count;
+    uint64_t each = 1 + (uint64_t)(rand() % 64), at_once = 1 + (uint64_t)(rand() % 200);
+    while ((count = tn_transfer_next(transfer, pieces, 1 + rand() % 5, each, at_once))) {
+        uint64_t here = 0;
+        for (int i = 0; i < count; i++) {
+            CHECK(pieces[i].length > 0 && pieces[i].length <= each);
+            for (uint64_t byte = 0; byte < pieces[i].length; byte++) {
+                uint64_t local = pieces[i].local - 1 + byte;
+                CHECK(!seen[local]);
+                seen[local] = 1;
+                CHECK(expected_remote[local] == pieces[i].remote_offset + byte);
+            }
+            here += pieces[i].length;
+        }
+        CHECK(here <= at_once || count == 1);
+        moved += here;
+        tn_piece_done(transfer, (uint64_t)count);
+    }
+    CHECK(moved == total && witness.quiet == 1);
+    tn_transfer_unreference(transfer);
+}
+
+int main(void)
+{
+    test_neighbours_become_one_piece();
+    test_a_call_keeps_to_one_remote();
+    test_nothing_to_move();
+    test_failure_stops_and_flush_yields();
+    for (unsigned seed = 0; seed < 500; seed++)
+        test_every_byte_once(seed);
+    return 0;
+}
