@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,12 +33,14 @@ static int load(const char *path, struct loaded **out)
     /* Never the unversioned name: it belongs to the -dev package and to no particular ABI. */
     const char *names[] = {*path ? path : "libibverbs.so.1", NULL};
     void *library;
-    if (tn_dl_open(names, &library) != TN_OK)
-        return tn_fail(
-            TN_UNAVAILABLE,
-            "%s not found: install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or "
-            "libibverbs (Fedora, RHEL); the loader says: %.200s",
-            names[0], tn_last_error());
+    if (tn_dl_open(names, &library) != TN_OK) {
+        char reason[200];
+        snprintf(reason, sizeof(reason), "%s", tn_last_error());
+        return tn_fail(TN_UNAVAILABLE,
+                       "%s not found: install libibverbs1 and ibverbs-providers (Debian, Ubuntu) "
+                       "or libibverbs (Fedora, RHEL); the loader says: %s",
+                       names[0], reason);
+    }
     struct loaded *made = calloc(1, sizeof(*made));
     char *name = strdup(path);
     if (!made || !name) {

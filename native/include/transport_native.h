@@ -353,7 +353,8 @@ struct tn_verbs_offer {
 
 int tn_verbs_connection_open(struct tn_verbs_rail *rail, struct tn_verbs_connection **out);
 void tn_verbs_connection_offer(struct tn_verbs_connection *connection, struct tn_verbs_offer *out);
-/* Makes the queue pair ready. TN_INVALID: the offer is not one; TN_PEER_REFUSED: it does not fit this rail. */
+/* Makes the queue pair ready. TN_PEER_REFUSED: the offer is not one, or does not fit
+ * this rail. */
 int tn_verbs_connection_accept(struct tn_verbs_connection *connection,
                                const struct tn_verbs_offer *offer);
 int tn_verbs_connection_attach(struct tn_verbs_connection *connection,

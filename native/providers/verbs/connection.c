@@ -144,15 +144,15 @@ static int check_offer(struct tn_verbs_rail *rail, const struct tn_verbs_offer *
     if (!offer->queue_pair || offer->queue_pair > 0xffffff || offer->sequence > 0xffffff ||
         offer->lid > 0xffff || offer->rail >= TN_MAX_RAILS || offer->mtu < 256 ||
         offer->mtu != tn_verbs_mtu_bytes(tn_verbs_mtu_code(offer->mtu)))
-        return tn_fail(TN_INVALID, "the peer's RDMA offer has numbers out of range");
+        return tn_fail(TN_PEER_REFUSED, "the peer's RDMA offer has numbers out of range");
     if (!offer->ring_slots || offer->ring_slots > 65536 || !offer->ring_rkey ||
         offer->ring_address > UINT64_MAX - ring)
-        return tn_fail(TN_INVALID, "the peer's RDMA offer has no usable notification ring");
+        return tn_fail(TN_PEER_REFUSED, "the peer's RDMA offer has no usable notification ring");
     if (offer->link_layer != rail->facts.link_layer)
         return tn_fail(TN_PEER_REFUSED, "one end is InfiniBand, the other Ethernet");
     bool ethernet = offer->link_layer == IBV_LINK_LAYER_ETHERNET;
     if (offer->gid[0] == 0xff || (is_zero(offer->gid, TN_VERBS_GID) && (ethernet || !offer->lid)))
-        return tn_fail(TN_INVALID, "the peer's RDMA offer names no GID that can be reached");
+        return tn_fail(TN_PEER_REFUSED, "the peer's RDMA offer names no GID that can be reached");
     return TN_OK;
 }
 
