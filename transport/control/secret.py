@@ -71,10 +71,11 @@ def resolve(source: Source, settings: Settings) -> Secret | None:
     return Secret(_user_secret())
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, *, follow: bool = True) -> bytes:
     """The secret in a file that nobody else can read; the checks are on what was opened."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     except OSError as error:
         reason = f"the secret file {path} cannot be opened: {error.strerror}"
         raise Unavailable(reason, "name another with TRANSPORT_SECRET_FILE") from None
@@ -122,7 +123,7 @@ def _user_secret() -> bytes:
     except OSError as error:
         reason = f"the secret file {path} cannot be made: {error.strerror}"
         raise Unavailable(reason, _OTHERWISE) from None
-    return read_file(path)
+    return read_file(path, follow=False)
 
 
 def _check_folder(folder: Path) -> None:

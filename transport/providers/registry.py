@@ -46,7 +46,9 @@ def find(name: str) -> Provider:
 def _foreign(name: str, entry: Any) -> Provider:
     try:
         loaded = entry.load()
-        provider = loaded if isinstance(loaded, Provider) else loaded()
+        # A class has the attributes of its instances and so looks like a provider itself.
+        ready = isinstance(loaded, Provider) and not isinstance(loaded, type)
+        provider = loaded if ready else loaded()
     except Exception as error:  # whatever a third party's import may raise
         reason = f"provider {name!r} ({entry.value}) cannot be loaded: {error}"
         raise Unavailable(reason, "install a version of it that fits this library") from error

@@ -1,0 +1,92 @@
+"""Which providers are known, and what happens with one that does not load."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
+
+import pytest
+
+from transport.config import Settings
+from transport.errors import InvalidUse, Unavailable
+from transport.providers import registry
+from transport.providers.base import Provider
+from transport.types import LinkFacts
+
+FACTS = LinkFacts(is_unix=False, pid=0, uid=-1, initiator=True, incarnation=bytes(16))
+
+
+class Foreign:
+    name = "pigeon"
+    identifier = 3
+
+    def probe(self, settings):
+        raise NotImplementedError
+
+    def open(self, engine, settings):
+        raise NotImplementedError
+
+
+def install(monkeypatch, loaded, name="pigeon"):
+    entry = SimpleNamespace(name=name, value="pigeons:post", load=loaded)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+
+
+def test_the_built_in_ones_are_listed_in_their_default_order():
+    assert registry.names()[:3] == ("shm", "verbs", "tcp") == Settings().providers
+
+
+@pytest.mark.parametrize("name", ["shm", "tcp"])
+def test_built_in_ones_are_usable_and_meet_the_contract(name):
+    provider = registry.find(name)
+    assert isinstance(provider, Provider)
+    assert provider.name == name
+    assert provider.probe(Settings())
+
+
+def test_tcp_has_nothing_to_exchange():
+    endpoint = registry.find("tcp").open(None, Settings())
+    assert endpoint.connection(FACTS) is None
+    assert "tcp" in endpoint.describe()
+    endpoint.close()
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones():
+    with pytest.raises(InvalidUse, match=r"'carrier'.*shm"):
+        registry.find("carrier")
+
+
+def test_a_third_party_is_an_object_or_makes_one(monkeypatch):
+    provider = Foreign()
+    install(monkeypatch, lambda: provider)
+    assert registry.find("pigeon") is provider
+    assert "pigeon" in registry.names()
+    install(monkeypatch, lambda: Foreign)
+    assert isinstance(registry.find("pigeon"), Foreign)
+
+
+def test_a_third_party_cannot_take_our_place(monkeypatch):
+    install(monkeypatch, lambda: Foreign(), name="tcp")
+    assert registry.find("tcp").identifier == 2
+    assert registry.names().count("tcp") == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"identifier": 2}, {"identifier": 8}, {"name": "dove"}, {"probe": None, "open": 1}]
+)
+def test_a_third_party_that_is_none_is_unavailable(monkeypatch, changes):
+    provider = Foreign()
+    for name, value in changes.items():
+        setattr(provider, name, value)
+    if "probe" in changes:
+        provider = object()
+    install(monkeypatch, lambda: lambda: provider)
+    with pytest.raises(Unavailable):
+        registry.find("pigeon")
+
+
+def test_a_third_party_that_fails_to_import_is_unavailable_with_its_reason(monkeypatch):
+    entry = EntryPoint("pigeon", "no_such_module_here:post", registry.GROUP)
+    monkeypatch.setattr(registry, "entry_points", lambda group: [entry])
+    with pytest.raises(Unavailable, match="no_such_module_here"):
+        registry.find("pigeon")
