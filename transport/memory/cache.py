@@ -28,19 +28,6 @@ class _Entry:
         self.reference = reference
 
 
-class _Temporary:
-    """A region of memory whose death nothing tells: it lives as long as what pins it."""
-
-    __slots__ = ("region", "table")
-
-    def __init__(self, table: RegionTable, region: NativeRegion) -> None:
-        self.table = table
-        self.region = region
-
-    def __del__(self) -> None:
-        self.table.drop(self.region)
-
-
 class LocalCache:
     """The implicit local regions of one engine. Thread-safe."""
 
@@ -52,25 +39,27 @@ class LocalCache:
         self.hits = 0
         self.misses = 0
 
-    def pointer(self, view: View, pins: list[Any]) -> Any:
-        """A `struct tn_region *` that covers the view. Raises NativeError where none can be made.
+    def register(self, view: View, pins: list[Any]) -> int:
+        """The region that covers the view, as the address of its `struct tn_region`.
 
-        `pins` is what the transfer keeps until it is quiet; a temporary region joins it.
+        `pins` is what the transfer keeps until it is quiet; the region joins it. Raises NativeError
+        where memory cannot be registered.
         """
         storage = storage_of(view)
         start, size = extent_of(storage, view)
-        known = self._table.find(view) or self._known(storage, start, size)
-        if known is not None:
+        region = self._table.find(view) or self._known(storage, start, size)
+        if region is not None:
             self.hits += 1
-            return known.pointer
-        self.misses += 1
-        # READ: peers get no handle to it, and our own reads may land in it all the same.
-        region = self._table.open_bytes(start, size, Access.READ, None)
-        if storage is None:
-            pins.append(_Temporary(self._table, region))
         else:
-            self._remember(storage, region)
-        return region.pointer
+            self.misses += 1
+            # READ: peers get no handle to it, and our own reads may land in it all the same.
+            region = self._table.open_bytes(start, size, Access.READ, None)
+            if storage is None:  # nothing tells when the memory dies: it is pinned and then closed
+                region.temporary = True
+            else:
+                self._remember(storage, region)
+        pins.append(region)
+        return region.number
 
     def drain(self) -> None:
         """Closes the entries whose storage has died or moved."""

@@ -26,6 +26,12 @@ class Rows(NamedTuple):
     left_stride: int
     right_stride: int
 
+    def flipped(self) -> Rows:
+        """The same copy with the sides exchanged."""
+        return Rows(
+            self.right, self.left, self.length, self.rows, self.right_stride, self.left_stride
+        )
+
 
 def contiguous_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Byte strides of a C-contiguous array."""

@@ -81,6 +81,10 @@ class Pool:
             return segments[at].pointer
         return ffi.NULL
 
+    @property
+    def has_chores(self) -> bool:
+        return bool(self._dead)
+
     def drain(self) -> None:
         """Gives back the blocks whose memory has died. Skipped while another call does it."""
         while self._dead and self._lock.acquire(blocking=False):

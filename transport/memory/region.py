@@ -10,18 +10,18 @@ import logging
 import threading
 from bisect import bisect_right, insort
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transport.errors import InvalidUse, Status
 from transport.ffi import check, failure, ffi, lib
 from transport.ffi.handle import Handle
 from transport.memory.host import View, identity_of
 from transport.memory.layout import span
-from transport.memory.remote import Owner, RemoteRegion
+from transport.memory.remote import NATIVE, Owner, RemoteRegion
 from transport.types import Access, format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from transport.ffi.gate import Gate
     from transport.memory.pool import Pool
@@ -30,20 +30,42 @@ _log = logging.getLogger("transport.memory")
 
 
 class NativeRegion:
-    """A `struct tn_region *` and the bytes it covers. `keep` is what keeps the memory alive."""
+    """A `struct tn_region *` and the bytes it covers.
 
-    __slots__ = ("end", "identity", "keep", "pointer", "released", "start")
+    The struct is freed only after this object has died: whoever found it may hand its address to C.
+    """
 
-    def __init__(self, pointer: Any, start: int, end: int, keep: Any) -> None:
+    __slots__ = (
+        "end",
+        "identity",
+        "keep",
+        "number",
+        "pointer",
+        "quiet",
+        "start",
+        "table",
+        "temporary",
+    )
+
+    def __init__(
+        self, table: RegionTable, pointer: Any, start: int, length: int, keep: Any
+    ) -> None:
+        self.table = table
         self.pointer = pointer
+        self.number = int(ffi.cast("uintptr_t", pointer))  # for packed ranges
         self.start = start
-        self.end = end
-        self.keep = keep
+        self.end = start + length
+        self.keep = keep  # what keeps the memory alive
         self.identity = 0  # id of the storage object, which `keep` keeps alive
-        self.released = False
+        self.quiet = False  # closed, and nobody can touch the memory
+        self.temporary = False  # to be closed when nobody uses it any more
 
     def __lt__(self, other: NativeRegion) -> bool:
         return self.start < other.start
+
+    def __del__(self) -> None:
+        if self.quiet or self.temporary:
+            self.table.retire(self.pointer, self.quiet)
 
 
 class RegionTable:
@@ -57,6 +79,7 @@ class RegionTable:
         self._lock = threading.Lock()
         self._live: list[NativeRegion] = []  # by address
         self._dropped: deque[NativeRegion] = deque()  # by finalizers
+        self._retired: deque[tuple[Any, bool]] = deque()  # by finalizers: pointer, whether closed
         self._quarantine: list[NativeRegion] = []  # closed, but a peer may still touch them
 
     def open(self, view: View, access: Access) -> NativeRegion:
@@ -76,7 +99,7 @@ class RegionTable:
         segment = self._pool.find(start) if length else ffi.NULL
         address = ffi.cast("void *", start)
         check(lib.tn_region_open(self._engine, address, length, access.value, segment, out))
-        return NativeRegion(out[0], start, start + length, keep)
+        return NativeRegion(self, out[0], start, length, keep)
 
     def close(self, region: NativeRegion, timeout: float) -> bool:
         """Revokes it everywhere. False: something may still touch the memory, which stays pinned."""
@@ -84,7 +107,7 @@ class RegionTable:
             self._live = [other for other in self._live if other is not region]
         status = lib.tn_region_close(region.pointer, int(max(timeout, 0.0) * 1e9))
         if status == Status.OK:
-            self._release(region)
+            self._settle(region)
             return True
         _log.warning("%s", failure(status))
         with self._lock:
@@ -95,34 +118,40 @@ class RegionTable:
         """For finalizers: the next `drain` closes it."""
         self._dropped.append(region)
 
+    def retire(self, pointer: Any, closed: bool) -> None:
+        """For finalizers: the next `drain` frees the struct."""
+        self._retired.append((pointer, closed))
+
+    @property
+    def has_chores(self) -> bool:
+        return bool(self._dropped or self._retired or self._quarantine)
+
     def drain(self) -> None:
-        """Closes what finalizers dropped and releases what has become quiet."""
-        while self._dropped:
-            try:
-                region = self._dropped.popleft()
-            except IndexError:  # another thread took it
-                break
+        """Closes what finalizers dropped and frees what has become quiet."""
+        for region in _take_all(self._dropped):
             self.close(region, self.close_timeout)
         if self._quarantine:
             with self._lock:
                 waiting, self._quarantine = self._quarantine, []
-            self._quarantine += [region for region in waiting if not self._try_release(region)]
+            self._quarantine += [region for region in waiting if not self._try_settle(region)]
+        for pointer, closed in _take_all(self._retired):
+            if closed or lib.tn_region_close(pointer, 0) == Status.OK:
+                lib.tn_region_release(pointer)
 
-    def _try_release(self, region: NativeRegion) -> bool:
+    def _try_settle(self, region: NativeRegion) -> bool:
         quiet = bool(lib.tn_region_quiet(region.pointer))
         if quiet:
-            self._release(region)
+            self._settle(region)
         return quiet
 
-    def _release(self, region: NativeRegion) -> None:
-        lib.tn_region_release(region.pointer)
-        region.released = True
+    def _settle(self, region: NativeRegion) -> None:
         region.keep = None
+        region.quiet = True
 
     def find(self, view: View) -> NativeRegion | None:
         """A region that `open` made and that covers the view.
 
-        It must be of the same storage object: a tensor that was resized leaves its address to others.
+        It must be of the same storage object: a resized tensor leaves its address to others.
         """
         low, high = span(view.shape, view.strides, view.itemsize)
         start, end, live = view.address + low, view.address + high, self._live
@@ -134,12 +163,23 @@ class RegionTable:
         return None
 
     def close_all(self, timeout: float) -> list[NativeRegion]:
-        """Closes every region; returns those whose memory must never be given back."""
-        self.drain()
+        """Before the engine closes. Returns the regions whose memory must never be given back."""
         for region in self._live.copy():
             self.close(region, timeout)
         self.drain()
         return self._quarantine
+
+
+T = TypeVar("T")
+
+
+def _take_all(queue: deque[T]) -> Iterator[T]:
+    """What is in the queue; others may add and take meanwhile."""
+    while queue:
+        try:
+            yield queue.popleft()
+        except IndexError:
+            return
 
 
 class Region(Handle):
@@ -192,7 +232,13 @@ class Region(Handle):
     @property
     def quiet(self) -> bool:
         """True once the region is closed and no peer can touch its memory."""
-        return self._closed and self._native.released
+        return self._closed and self._native.quiet
+
+    @property
+    def number(self) -> int:
+        """What names the region in a notification; used again after it was closed."""
+        number: int = NATIVE.unpack_from(self.remote()._owner.native)[0]
+        return number
 
     def remote(self) -> RemoteRegion:
         """The right to use this region, to be sent to whoever shall have it. Made once."""
@@ -215,10 +261,9 @@ class Region(Handle):
         holds the memory is then disconnected. If even that does not help, the memory stays pinned until
         `quiet`, which a warning in the log says. Idempotent.
         """
-        if self._closed or self._foreign():
-            self._closed = True
+        closed, self._closed = self._closed, True
+        if closed or self._foreign():
             return
-        self._closed = True
         self._view = None
         table = self._table
         if table.gate.closed:  # the engine has closed all of its regions

@@ -1,0 +1,67 @@
+"""New tensors and arrays in memory that peers on this host can map.
+
+May import memory and errors. Never imports torch: a torch dtype can only come from who has.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import InvalidUse
+from transport.ffi import ffi
+from transport.memory.layout import count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transport.memory.pool import Pool
+    from transport.types import Access
+
+
+def empty(pool: Pool, shape: int | Sequence[int], dtype: Any, access: Access) -> Any:
+    """An uninitialised torch tensor (for a torch dtype) or numpy array (for any other dtype)."""
+    dims = _dims(shape)
+    torch = sys.modules.get("torch")
+    if isinstance(dtype, getattr(torch, "dtype", ())):
+        return _tensor(pool, torch, dims, dtype, access)
+    return _array(pool, dims, dtype, access)
+
+
+def _dims(shape: int | Sequence[int]) -> tuple[int, ...]:
+    try:
+        sizes = (shape,) if isinstance(shape, int) else shape
+        dims = tuple(map(operator.index, sizes))
+    except TypeError:
+        raise InvalidUse(
+            f"a shape is a whole number or a sequence of them, not {shape!r}"
+        ) from None
+    if any(size < 0 for size in dims):
+        raise InvalidUse(f"the shape {dims} has a negative size")
+    return dims
+
+
+def _tensor(pool: Pool, torch: Any, dims: tuple[int, ...], dtype: Any, access: Access) -> Any:
+    nbytes = count(dims) * dtype.itemsize
+    if nbytes == 0:
+        return torch.empty(dims, dtype=dtype)
+    memory = ffi.buffer(pool.take(nbytes, access), nbytes)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(dims)
+
+
+def _array(pool: Pool, dims: tuple[int, ...], dtype: Any, access: Access) -> Any:
+    import numpy
+
+    try:
+        kind = numpy.dtype(dtype)
+    except TypeError:
+        hint = f"; use torch.{dtype}" if isinstance(dtype, str) else ""
+        raise InvalidUse(f"numpy has no dtype {dtype!r}{hint}") from None
+    if kind.hasobject:
+        raise InvalidUse("Python objects cannot be put into shared memory")
+    nbytes = count(dims) * kind.itemsize
+    if nbytes == 0:
+        return numpy.empty(dims, kind)
+    memory = ffi.buffer(pool.take(nbytes, access), nbytes)
+    return numpy.frombuffer(memory, kind).reshape(dims)

@@ -1,0 +1,171 @@
+"""From requests to the plain structs that C takes: checks, grouping by peer, strided pairs to rows.
+
+May import memory, ffi, types and errors. Ranges are packed with struct, not through cffi, so that a
+batch of 100,000 requests stays cheap; one C call takes all requests of one peer and kind.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import InvalidUse, RemoteAccessError, Status
+from transport.memory.host import View, view
+from transport.memory.layout import bytes_rows, overlaps_itself, pair_rows
+from transport.memory.region import Region
+from transport.memory.remote import RemoteRegion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from transport.memory.layout import Rows
+    from transport.memory.remote import Owner
+
+READ, WRITE = 1, 2  # enum tn_op; the same bits as enum tn_access
+OP_NAMES = {READ: "read", WRITE: "write"}
+
+# struct tn_range: local_address, local_region, remote_offset, length, rows, local_stride,
+# remote_stride, remote, reserved.
+RANGE = struct.Struct("<QQQQQqqII")
+_pack = RANGE.pack
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Bring what `remote` names into `into` (a tensor, array, buffer or Region)."""
+
+    remote: RemoteRegion
+    into: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Bring the local memory `source` to where `to` names."""
+
+    source: Any
+    to: RemoteRegion
+
+
+class Part:
+    """All requests of one kind to one engine: what one native call submits."""
+
+    __slots__ = ("_index", "op", "owner", "owners", "ranges")
+
+    def __init__(self, owner: Owner, op: int) -> None:
+        self.owner = owner
+        self.op = op
+        self.owners: list[Owner] = []
+        self.ranges: list[bytes] = []
+        self._index: dict[int, int] = {}  # by id; `owners` keeps them alive
+
+    def remote_index(self, owner: Owner) -> int:
+        """Where the handle's C half is in the batch."""
+        index = self._index.get(id(owner))
+        if index is None:
+            index = self._index[id(owner)] = len(self.owners)
+            self.owners.append(owner)
+        return index
+
+    def remotes(self) -> bytes:
+        return b"".join([owner.native for owner in self.owners])
+
+
+class Batch:
+    """Requests being gathered. `pins` is what must live until the transfer is quiet."""
+
+    __slots__ = ("_parts", "_register", "pins")
+
+    def __init__(self, register: Callable[[View, list[Any]], int] | None) -> None:
+        self._register = register  # finds the region of a local view (RDMA); may add to the pins
+        self._parts: dict[tuple[bytes, int], Part] = {}
+        self.pins: list[Any] = []
+
+    def add(self, local: Any, remote: Any, op: int) -> None:
+        """Checks one request and adds its ranges. Raises InvalidUse or RemoteAccessError."""
+        if not isinstance(remote, RemoteRegion):
+            raise _not_remote(remote)
+        here = local.local_view() if isinstance(local, Region) else view(local)
+        _check(here, remote, op)
+        part = self._part(remote._owner, op)
+        self.pins.append(here.owner)
+        region = self._register(here, self.pins) if self._register and here.nbytes else 0
+        at = part.remote_index(remote._owner)
+        offset = remote._offset
+        if here.contiguous and remote._contiguous:
+            part.ranges.append(_pack(here.address, region, offset, here.nbytes, 1, 0, 0, at, 0))
+            return
+        address = here.address
+        for left, right, length, rows, left_stride, right_stride in _rows(here, remote):
+            part.ranges.append(
+                _pack(
+                    address + left,
+                    region,
+                    offset + right,
+                    length,
+                    rows,
+                    left_stride,
+                    right_stride,
+                    at,
+                    0,
+                )
+            )
+
+    def parts(self) -> list[Part]:
+        return list(self._parts.values())
+
+    def _part(self, owner: Owner, op: int) -> Part:
+        key = (owner.incarnation, op)
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = Part(owner, op)
+        return part
+
+
+def _check(here: View, remote: RemoteRegion, op: int) -> None:
+    if here.dtype is not None and remote._dtype is not None:
+        if here.dtype != remote._dtype or tuple(here.shape) != remote._shape:
+            raise InvalidUse(
+                f"the local side is {here.dtype}{list(here.shape)}, the remote one"
+                f" {remote._dtype}{list(remote._shape)}; they must be equal (remote.bytes() and an"
+                " untyped buffer compare sizes only)"
+            )
+    elif here.nbytes != remote._nbytes:
+        raise InvalidUse(f"{here.nbytes} local bytes for {remote._nbytes} remote bytes")
+    if not remote._owner.access.value & op:
+        raise RemoteAccessError(
+            f"the remote region allows to {remote.access} only",
+            op=OP_NAMES[op],
+            status=Status.REMOTE_ACCESS,
+        )
+    if op == READ:
+        if here.readonly:
+            raise InvalidUse("the local memory is read-only; it cannot take what is read")
+        _check_target(here.contiguous, here.shape, here.strides, here.itemsize)
+    else:
+        _check_target(remote._contiguous, remote._shape, remote._strides, remote.itemsize)
+
+
+def _check_target(
+    contiguous: bool, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> None:
+    if not contiguous and overlaps_itself(shape, strides, itemsize):
+        raise InvalidUse("elements of the destination share bytes (an expanded tensor?)")
+
+
+def _rows(here: View, remote: RemoteRegion) -> Iterable[Rows]:
+    """Left is the local side. An untyped side is flat bytes in the other's C order."""
+    same = here.itemsize == remote.itemsize and tuple(here.shape) == remote._shape
+    if same:
+        return pair_rows(here.shape, here.strides, remote._strides, here.itemsize)
+    if remote._contiguous:
+        return bytes_rows(here.shape, here.strides, here.itemsize)
+    if here.contiguous:
+        flipped = bytes_rows(remote._shape, remote._strides, remote.itemsize)
+        return (row.flipped() for row in flipped)
+    raise InvalidUse("of an untyped pair one side must be contiguous")
+
+
+def _not_remote(remote: object) -> InvalidUse:
+    hint = "; call .remote() on the region" if isinstance(remote, Region) else ""
+    return InvalidUse(f"the remote side must be a RemoteRegion, not {type(remote).__name__}{hint}")

@@ -1,0 +1,252 @@
+"""The engine: one per process that wants one, and the way to everything else.
+
+May import everything below. Reads and writes are one-sided: the peer's Python takes no part.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from transport.config import Settings
+from transport.engine import allocate
+from transport.engine.batch import READ, WRITE, Batch, Read, Write
+from transport.engine.core import Core
+from transport.engine.notifications import Notifications
+from transport.engine.peer import Peer
+from transport.engine.submit import Options, submit
+from transport.errors import InvalidUse
+from transport.ffi.handle import Handle
+from transport.memory.host import view
+from transport.memory.region import Region
+from transport.types import Access
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from transport.control.secret import Source
+    from transport.engine.transfer import Transfer
+    from transport.memory.remote import RemoteRegion
+
+
+class Engine(Handle):
+    """Moves bytes between memory here and regions of other engines.
+
+    `listen` says where peers find it: by default only on this host and by this user; "HOST:PORT"
+    adds TCP, "unix:PATH" a socket file. `secret` is the job's shared secret (text, bytes or a
+    Path); False is none. `providers` are the ways to move bytes, most wanted first. What is not
+    given comes from the settings (TRANSPORT_*).
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str | None = None,
+        listen: str | Iterable[str] | None = None,
+        advertise: str | None = None,
+        secret: Source = None,
+        providers: Iterable[str] | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        settings = settings or Settings.from_env()
+        self._core = Core(
+            name=name or f"{socket.gethostname()}:{os.getpid()}",
+            listen=listen,
+            advertise=advertise,
+            secret=secret,
+            providers=settings.providers if providers is None else tuple(providers),
+            settings=settings,
+        )
+        self._open()
+        _living.add(self._core)
+
+    # --------------------------------------------------------------------------------------- facts
+    @property
+    def name(self) -> str:
+        """What peers call this engine; by default host name and process number."""
+        return self._core.name
+
+    @property
+    def incarnation(self) -> bytes:
+        """16 random bytes that name this life of the engine."""
+        return self._core.incarnation
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it listens, as `connect` takes them; they go into every handle."""
+        return self._core.plane.addresses
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """The usable ones, most wanted first."""
+        return tuple(self._core.paths.identifiers)
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The engines that this one knows and has not lost."""
+        with self._core as core:
+            return tuple(Peer(self, core, record) for record in core.plane.peers)
+
+    # -------------------------------------------------------------------------------------- memory
+    def register(self, x: Any, *, access: Access | str = "read-write") -> Region:
+        """Lets peers use the memory of a tensor, array or buffer, by the handle of the region.
+
+        Read-only memory gives a region that can only be read; asking to "write" it raises
+        InvalidUse.
+        """
+        wanted = Access.parse(access)
+        found = view(x)
+        if found.readonly and wanted & Access.WRITE:
+            if wanted is Access.WRITE:
+                raise InvalidUse("the memory is read-only; register it with access='read'")
+            wanted = Access.READ
+        with self._core as core:
+            region = Region(self, core.regions, core.identity, found, wanted)
+            core.remember(region)
+        return region
+
+    def empty(
+        self, shape: int | Sequence[int], dtype: Any, *, access: Access | str = "read-write"
+    ) -> Any:
+        """A new tensor (torch dtype) or array (numpy dtype or name) that peers here can map.
+
+        Uninitialised. Register it with the same `access` (or parts of it) to have it used in
+        place. Raises NativeError where memory is short.
+        """
+        wanted = Access.parse(access)
+        with self._core as core:
+            return allocate.empty(core.pool, shape, dtype, wanted)
+
+    # ----------------------------------------------------------------------------------- transfers
+    def read(
+        self,
+        remote: RemoteRegion,
+        into: Any,
+        *,
+        deadline: float | None = None,
+        provider: str | None = None,
+        fallback: str | None = None,
+    ) -> Transfer:
+        """Begins to bring what `remote` names into local memory.
+
+        dtype and shape must match where both sides have them, else the sizes. After `deadline`
+        seconds (default: the setting) it fails. `provider` and `fallback`: see `submit`.
+        """
+        with self._core as core:
+            batch = Batch(core.register)
+            batch.add(into, remote, READ)
+            return submit(self, core, batch, Options(None, deadline, provider, fallback))
+
+    def write(
+        self,
+        source: Any,
+        to: RemoteRegion,
+        *,
+        notify: bytes | None = None,
+        deadline: float | None = None,
+        provider: str | None = None,
+        fallback: str | None = None,
+    ) -> Transfer:
+        """Begins to bring local memory to where `to` names.
+
+        With `notify` the owner gets a notification (at most 1024 bytes) once the data is there.
+        """
+        with self._core as core:
+            batch = Batch(core.register)
+            batch.add(source, to, WRITE)
+            return submit(self, core, batch, Options(notify, deadline, provider, fallback))
+
+    def submit(
+        self,
+        requests: Iterable[Read | Write],
+        *,
+        notify: bytes | None = None,
+        deadline: float | None = None,
+        provider: str | None = None,
+        fallback: str | None = None,
+    ) -> Transfer:
+        """Begins any number of reads and writes with any number of peers, as one transfer.
+
+        Nothing is moved if one of them is refused. No order is promised among them. With `notify`
+        each peer gets one notification, after all writes to it (or, where there are none, all
+        reads from it), which names the region of the first. `provider` requires one; then
+        `fallback="allow"` lets those after it in the engine's order carry it, too. Without
+        `provider`, `fallback="error"` allows only the peer's most wanted one.
+        """
+        with self._core as core:
+            batch = Batch(core.register)
+            for request in requests:
+                if isinstance(request, Read):
+                    batch.add(request.into, request.remote, READ)
+                elif isinstance(request, Write):
+                    batch.add(request.source, request.to, WRITE)
+                else:
+                    raise InvalidUse(f"a request is a Read or a Write, not {request!r:.80}")
+            return submit(self, core, batch, Options(notify, deadline, provider, fallback))
+
+    def notifications(self) -> Notifications:
+        """What peers have notified this engine of."""
+        self._check()
+        return Notifications(self, self._core)
+
+    # --------------------------------------------------------------------------------------- peers
+    def connect(self, address: str, *, timeout: float | None = None) -> Peer:
+        """The engine that listens there. Handles need no connect: they carry addresses.
+
+        Raises DeadlineExceeded, PeerLost, PeerRefused or VersionMismatch.
+        """
+        with self._core as core:
+            plane = core.plane
+        return Peer(self, core, plane.connect(address, timeout))  # outside: it may take its time
+
+    def publish(self, name: str, what: Region | RemoteRegion) -> None:
+        """Lets peers find a handle by name (`Peer.lookup`). The region must be kept open."""
+        remote = what.remote() if isinstance(what, Region) else what
+        with self._core as core:
+            core.names.publish(name, remote)
+
+    def close(self) -> None:
+        """Fails what is in flight, revokes every region, lets the peers go. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._core.close()
+            _living.discard(self._core)
+
+    # -------------------------------------------------------------------------------------- inside
+    def _hand_over(self) -> None:
+        # Closing waits for peers and threads, which a finalizer must not.
+        threading.Thread(target=self._core.close, name="transport-closer", daemon=True).start()
+
+    def _describe(self) -> str:
+        return self._core.name
+
+
+_living: set[Core] = set()
+"""Engines that are open, by their inside: an Engine that is dropped must still be closed."""
+
+
+def _close_all() -> None:
+    """At exit: peers hear that we leave, and nothing of ours runs while Python is taken apart."""
+    for core in list(_living):
+        core.close()
+
+
+def _after_fork_in_child() -> None:
+    """The engines here belong to the parent: nothing of C may be touched, closed or freed."""
+    shared = any(core.pool.used_bytes for core in _living)
+    _living.clear()
+    if shared:
+        warnings.warn(
+            "this process was forked from one whose tensors lie in shared memory: writing to them"
+            " here changes the parent's; use the spawn start method",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,121 @@
+"""One life of another engine, as this one sees it.
+
+May import control, memory, ffi, types and errors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transport.control.records import State
+from transport.errors import InvalidUse
+from transport.ffi import ffi, lib, text
+from transport.types import Access
+
+if TYPE_CHECKING:
+    from transport.control.records import PeerRecord
+    from transport.engine.core import Core
+    from transport.memory.remote import RemoteRegion
+
+_EXPLANATION = 4096  # bytes
+
+
+class Peer:
+    """An engine that this one knows. Made by `Engine.connect`, or found in `Engine.peers`."""
+
+    __slots__ = ("_core", "_parent", "_record")
+
+    def __init__(self, parent: Any, core: Core, record: PeerRecord) -> None:
+        self._parent = parent
+        self._core = core
+        self._record = record
+
+    @property
+    def name(self) -> str:
+        return self._record.name
+
+    @property
+    def incarnation(self) -> bytes:
+        """16 random bytes that name this life of the engine."""
+        return self._record.incarnation
+
+    @property
+    def pid(self) -> int:
+        """Process number on its host; 0 while it is not known."""
+        return self._record.pid
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where it listens."""
+        return tuple(map(str, self._record.addresses))
+
+    @property
+    def connected(self) -> bool:
+        return self._record.state is State.UP
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """What is attached, most wanted first."""
+        return tuple(n for n in self._core.paths.identifiers if n in self._record.providers)
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """What has moved: for each provider the transfers that this side started; "served" is
+        what the peer did through its stream; "notifications" and "heartbeats" are both ways."""
+        stats = ffi.new("struct tn_peer_stats *")
+        with self._core:
+            lib.tn_peer_stats(self._record.native.pointer, stats)
+        counts = {
+            name: {key: getattr(stats.provider[number], key) for key in _COUNTERS}
+            for name, number in self._core.paths.identifiers.items()
+        }
+        counts["served"] = {"operations": stats.served_operations, "bytes": stats.served_bytes}
+        counts["notifications"] = {
+            "sent": stats.notifications_sent,
+            "received": stats.notifications_received,
+        }
+        counts["heartbeats"] = {"sent": stats.heartbeats_sent, "last_heard_ns": stats.last_heard_ns}
+        return counts
+
+    def explain(self, remote: RemoteRegion | None = None) -> list[str]:
+        """Which providers this peer could use (for `remote`, if given), and why not the others."""
+        record = self._record
+        unused = {**self._core.unused, **record.reasons}
+        lines = [f"{name}: not used: {why}" for name, why in unused.items()]
+        if remote is None:
+            return [*(f"{name}: attached" for name in self.providers), *lines]
+        if remote.incarnation != record.incarnation:
+            raise InvalidUse("explain() wants a remote region of this very peer")
+        return [*self._explain_remote(remote), *lines]
+
+    def lookup(self, name: str, timeout: float | None = None) -> RemoteRegion:
+        """The remote region that the peer published under a name; waits until there is one.
+
+        Raises DeadlineExceeded after `timeout` seconds (default: the setting connect_timeout).
+        """
+        return self._core.names.lookup(self._record, name, timeout)
+
+    def close(self) -> None:
+        """Disconnects; transfers in flight fail. The peer is connected again when it is needed."""
+        with self._core:
+            self._core.plane.disconnect(self._record)
+
+    def _explain_remote(self, remote: RemoteRegion) -> list[str]:
+        native = ffi.from_buffer("struct tn_remote[]", remote._owner.native)
+        out = ffi.new("char[]", _EXPLANATION)
+        op = 1 if remote.access & Access.READ else 2
+        with self._core:
+            pointer = self._record.native.pointer
+            lib.tn_peer_explain(pointer, native, op, out, _EXPLANATION)
+        return [line for line in text(out).splitlines() if line]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Peer) and other._record is self._record
+
+    def __hash__(self) -> int:
+        return hash(id(self._record))
+
+    def __repr__(self) -> str:
+        return f"<Peer {self.name} {self._record.state.value}>"
+
+
+_COUNTERS = ("operations", "bytes", "errors", "retries")

@@ -1,0 +1,134 @@
+"""Hands a batch to C: one native transfer for each peer and kind of request.
+
+May import batch, transfer, control, ffi and errors. Runs within the engine's gate.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transport.engine.batch import OP_NAMES, READ, WRITE
+from transport.engine.core import Flight
+from transport.engine.transfer import Transfer
+from transport.errors import InvalidUse
+from transport.ffi import check, ffi, lib
+
+if TYPE_CHECKING:
+    from transport.control.records import PeerRecord
+    from transport.engine.batch import Batch, Part
+    from transport.engine.core import Core
+
+_BATCH = ffi.typeof("struct tn_batch *")
+_REMOTES = ffi.typeof("struct tn_remote[]")
+_RANGES = ffi.typeof("struct tn_range[]")
+_BYTES = ffi.typeof("char[]")
+_OUT = ffi.typeof("struct tn_transfer **")
+_NO_DEADLINE = int(lib.TN_NO_DEADLINE)
+_MAX_NOTIFY = int(lib.TN_MAX_NOTIFY)
+_LONGEST = 1e9  # seconds; a longer deadline is none
+_LOOK = 0.05  # seconds between looks whether the engine is being closed
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the caller asks of a transfer beside its requests."""
+
+    notify: bytes | None = None
+    deadline: float | None = None
+    provider: str | None = None
+    fallback: str | None = None
+
+
+PLAIN = Options()
+
+
+def submit(parent: object, core: Core, batch: Batch, options: Options) -> Transfer:
+    """Begins everything in the batch. If a part is refused, the parts before it are cancelled."""
+    notify = _checked_notify(options.notify)
+    deadline = _absolute(core, options.deadline)
+    parts = batch.parts()
+    notified = _who_notifies(parts) if notify is not None else ()
+    flights: list[Flight] = []
+    transfer = Transfer(parent, core, flights, batch.pins)
+    try:
+        for part in parts:
+            record = core.plane.peer(part.owner.incarnation, part.owner.addresses)
+            mask = _mask(core, record, options)
+            says = notify if part in notified else None
+            pointer = _begin(record, part, mask, deadline, says)
+            flights.append(Flight(pointer, record, OP_NAMES[part.op]))
+    except BaseException:
+        transfer.cancel()
+        raise
+    return transfer
+
+
+def _begin(record: PeerRecord, part: Part, mask: int, deadline: int, notify: Any) -> Any:
+    batch = ffi.new(_BATCH)
+    remotes = ffi.from_buffer(_REMOTES, part.remotes())
+    ranges = ffi.from_buffer(_RANGES, b"".join(part.ranges))
+    batch.op = part.op
+    batch.providers = mask
+    batch.remotes = remotes
+    batch.ranges = ranges
+    batch.n_remotes = len(part.owners)
+    batch.n_ranges = len(part.ranges)
+    batch.deadline_ns = deadline
+    if notify is not None:
+        batch.notify = notify
+        batch.notify_length = len(notify)
+    out = ffi.new(_OUT)
+    check(lib.tn_submit(record.native.pointer, batch, out), peer=record.name, op=OP_NAMES[part.op])
+    return out[0]
+
+
+def _mask(core: Core, record: PeerRecord, options: Options) -> int:
+    if options.provider is None and options.fallback is None:
+        return core.paths.all
+    attached: tuple[str, ...] = ()
+    if options.provider is None and options.fallback == "error":
+        attached = _when_up(core, record).providers  # what is attached is known only then
+    return core.paths.mask(options.provider, options.fallback, attached)
+
+
+def _when_up(core: Core, record: PeerRecord) -> PeerRecord:
+    while not core.gate.closed:
+        try:
+            return record.ready.result(_LOOK)
+        except concurrent.futures.TimeoutError:
+            if record.ready.done():  # its own error is of that kind
+                raise
+    raise InvalidUse("this engine is closed")
+
+
+def _who_notifies(parts: list[Part]) -> list[Part]:
+    """Of each peer the writes, or the reads where there are no writes."""
+    writes = [part for part in parts if part.op == WRITE]
+    written = {part.owner.incarnation for part in writes}
+    reads = [part for part in parts if part.op == READ and part.owner.incarnation not in written]
+    return writes + reads
+
+
+def _checked_notify(notify: bytes | None) -> Any:
+    if notify is None:
+        return None
+    try:
+        data = ffi.from_buffer(_BYTES, notify)
+    except TypeError:
+        raise InvalidUse(f"a notification is bytes, not {type(notify).__name__}") from None
+    if len(data) > _MAX_NOTIFY:
+        raise InvalidUse(f"a notification has at most {_MAX_NOTIFY} bytes, not {len(data)}")
+    return data
+
+
+def _absolute(core: Core, deadline: float | None) -> int:
+    """When the transfer fails, in ns of CLOCK_MONOTONIC."""
+    seconds: Any = core.settings.deadline if deadline is None else deadline
+    if not isinstance(seconds, (int, float)) or not seconds >= 0:
+        raise InvalidUse(f"a deadline is a number of seconds from now, not {seconds!r}")
+    if seconds > _LONGEST:
+        return _NO_DEADLINE
+    return time.monotonic_ns() + int(seconds * 1e9)

@@ -1,0 +1,304 @@
+"""An operation in flight, however many native transfers it takes.
+
+May import progress, memory, ffi and errors. The native transfers are freed by the finalizer's way
+(Core.drop), so that any number of threads may look at one Transfer. Local memory is kept alive by
+`_pins` until no byte can move any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from transport.engine.progress import ELSEWHERE, ENDED
+from transport.errors import Status, TransportError, from_status
+from transport.ffi import ffi, lib, text
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+    from transport.engine.core import Core, Flight
+    from transport.engine.progress import LoopQueue
+
+_SLICE_NS = (
+    50_000_000  # so that Ctrl-C is seen: C returns on a signal, Python then runs its handler
+)
+_LOOK = 0.002  # seconds between looks where no queue can tell
+_RESULT = ffi.typeof("struct tn_result *")
+_PENDING = int(Status.PENDING)
+_OK = int(Status.OK)
+
+
+class _Outcome(NamedTuple):
+    """How it ended."""
+
+    status: int
+    error: int
+    text: str
+    op: str
+    peer: str
+    provider: str | None
+    path: str
+    nbytes: int
+    elapsed: float
+
+
+class Transfer:
+    """Reads and writes in flight. `wait()` or `await` it; both raise what went wrong.
+
+    Dropping it early is safe: the data still moves, and the memory stays pinned until it is quiet.
+    """
+
+    __slots__ = ("__weakref__", "_core", "_flights", "_outcome", "_parent", "_pins", "_watches")
+
+    def __init__(self, parent: object, core: Core, flights: list[Flight], pins: list[Any]) -> None:
+        self._parent = parent  # the engine must outlive its transfers
+        self._core = core
+        self._flights = flights
+        self._pins = pins
+        self._outcome: _Outcome | None = None
+        self._watches: dict[int, tuple[LoopQueue, int]] = {}  # by index of the flight
+
+    # ------------------------------------------------------------------------------------- waiting
+    def wait(self, timeout: float | None = None) -> Transfer:
+        """Blocks until it has ended and returns itself; makes progress in this thread meanwhile.
+
+        Raises the typed error when it failed, and TimeoutError after `timeout` seconds, which
+        leaves it alive.
+        """
+        if not self._block(timeout):
+            raise TimeoutError(f"the transfer has not ended after {timeout} s; it goes on")
+        return self._result()
+
+    def __await__(self) -> Generator[Any, None, Transfer]:
+        return self._wait_async().__await__()
+
+    async def _wait_async(self) -> Transfer:
+        try:
+            await self._ended_async()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        return self._result()
+
+    def wait_quiet(self, timeout: float | None = None) -> bool:
+        """Blocks until no byte of it can move any more; False after `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not self.quiet:
+            left = _slice_ns(end)
+            if left == 0:
+                return False
+            flight = next((f for f in self._flights if not lib.tn_transfer_quiet(f.pointer)), None)
+            if flight is not None:
+                self._progress(lib.tn_transfer_wait_quiet, flight, left)
+        return True
+
+    def cancel(self) -> None:
+        """Ends it now, unless it has ended. Bytes that are under way may still land: see `quiet`."""
+        for flight in self._flights:
+            with self._core:
+                lib.tn_transfer_cancel(flight.pointer)
+
+    # --------------------------------------------------------------------------------------- facts
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self._status() != _PENDING
+
+    @property
+    def status(self) -> str:
+        """ "pending", "ok", or what went wrong in a word: "peer_lost", "deadline" and so on."""
+        return Status(self._status()).name.lower()
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no byte of it can move any more, here or at the peer."""
+        if (
+            self._pins
+            and self.done
+            and all(lib.tn_transfer_quiet(f.pointer) for f in self._flights)
+        ):
+            self._pins = []
+        return not self._pins
+
+    def exception(self) -> TransportError | None:
+        """Why it failed; None while it has not."""
+        return None if self._status() >= _OK else self._error()
+
+    @property
+    def provider(self) -> str | None:
+        """Which provider carries or carried it; several are joined with "+". None: none yet."""
+        return self._facts().provider
+
+    @property
+    def path(self) -> str:
+        """How the provider carried it: "mapped", "process_vm", "stream", "rc" and so on."""
+        return self._facts().path
+
+    @property
+    def nbytes(self) -> int:
+        """All bytes that it is to move."""
+        return self._facts().nbytes
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from submission to the end, or to now, by CLOCK_MONOTONIC."""
+        return self._facts().elapsed
+
+    def __repr__(self) -> str:
+        facts = self._facts()
+        how = f" by {facts.provider} ({facts.path})" if facts.provider else ""
+        return f"<Transfer {facts.op} of {facts.nbytes} bytes{how}: {self.status}>"
+
+    def __del__(self) -> None:
+        if self._flights:
+            self._core.drop(self._flights, self._pins)
+
+    # -------------------------------------------------------------------------------------- inside
+    def _status(self) -> int:
+        """As one number: pending while a part is and none has failed."""
+        if self._outcome is not None:
+            return self._outcome.status
+        pending = False
+        for flight in self._flights:
+            status = lib.tn_transfer_status(flight.pointer)
+            if status < _OK:
+                self._finish()
+                return self._status()
+            pending = pending or status == _PENDING
+        if pending:
+            return _PENDING
+        self._finish()
+        return _OK
+
+    def _finish(self) -> None:
+        """Remembers how it ended. Several threads may do it at once, with the same outcome."""
+        if len(self._flights) > 1 and any(map(_failed, self._flights)):
+            self.cancel()
+        outcome = self._read()
+        if outcome.status == _OK:
+            self._pins = []  # the end of a good transfer is quiet
+        self._outcome = outcome
+
+    def _facts(self) -> _Outcome:
+        self._status()
+        return self._outcome or self._read()
+
+    def _read(self) -> _Outcome:
+        results = [(_result_of(flight), flight) for flight in self._flights]
+        if not results:
+            return _Outcome(_OK, 0, "", "batch", "", None, "", 0, 0.0)
+        failed = [pair for pair in results if pair[0].status < _OK]
+        first, flight = min(failed or results, key=_by_cause)
+        name = self._core.paths.name
+        return _Outcome(
+            first.status,
+            first.error,
+            text(first.text),
+            flight.op,
+            flight.record.name,
+            _joined([name(result.provider) for result, _ in results]),
+            _joined([text(result.path) for result, _ in results]) or "",
+            sum(result.bytes for result, _ in results),
+            max(result.elapsed_ns for result, _ in results) / 1e9,
+        )
+
+    def _result(self) -> Transfer:
+        if self._status() < _OK:
+            raise self._error()
+        return self
+
+    def _error(self) -> TransportError:
+        outcome = self._outcome
+        assert outcome is not None
+        return from_status(
+            outcome.status,
+            f"{outcome.op} {_PREPOSITIONS[outcome.op]} peer {outcome.peer}: {outcome.text}",
+            peer=outcome.peer,
+            op=outcome.op,
+            transfer=self,
+            error=outcome.error,
+        )
+
+    def _block(self, timeout: float | None) -> bool:
+        end = None if timeout is None else time.monotonic() + timeout
+        while self._status() == _PENDING:
+            left = _slice_ns(end)
+            if left == 0:
+                return False
+            flight = next((f for f in self._flights if _pending(f)), None)
+            if flight is not None:
+                self._progress(lib.tn_transfer_wait, flight, left)
+        return True
+
+    def _progress(self, call: Any, flight: Flight, nanoseconds: int) -> None:
+        """One slice of waiting in C, or a short sleep while the engine is being closed."""
+        gate = self._core.gate
+        if gate.closed:
+            time.sleep(_LOOK)
+            return
+        with gate:
+            call(flight.pointer, nanoseconds)
+
+    async def _ended_async(self) -> None:
+        ended = asyncio.Event()
+        elsewhere = False
+        if self._status() == _PENDING:
+            with self._core:
+                queue = self._core.queues.of_running_loop()
+                for index, flight in enumerate(self._flights):
+                    elsewhere |= self._watch(index, flight, queue, ended)
+        while self._status() == _PENDING:
+            if elsewhere:
+                await asyncio.sleep(_LOOK)
+            else:
+                await ended.wait()
+                ended.clear()
+
+    def _watch(self, index: int, flight: Flight, queue: LoopQueue, ended: asyncio.Event) -> bool:
+        """Lets the event be set at the flight's end; True: another loop is told, not this one."""
+        known, cookie = self._watches.get(index, (None, 0))
+        if known is queue:
+            queue.join(cookie, ended.set)
+            return False
+        if known is None:
+            cookie = queue.watch(flight.pointer, ended.set)
+            if cookie > ENDED:
+                self._watches[index] = queue, cookie
+            return cookie == ELSEWHERE
+        return True
+
+
+_PREPOSITIONS = {"read": "from", "write": "to", "batch": "with"}
+
+
+def _result_of(flight: Flight) -> Any:
+    result = ffi.new(_RESULT)
+    lib.tn_transfer_result(flight.pointer, result)
+    return result
+
+
+def _by_cause(pair: tuple[Any, Flight]) -> tuple[bool, int]:
+    """The error that came first; those that followed from it (or from our cancel) come last."""
+    result = pair[0]
+    return result.status in (Status.CANCELLED, Status.FLUSHED), result.elapsed_ns
+
+
+def _pending(flight: Flight) -> bool:
+    return bool(lib.tn_transfer_status(flight.pointer) == _PENDING)
+
+
+def _failed(flight: Flight) -> bool:
+    return bool(lib.tn_transfer_status(flight.pointer) < _OK)
+
+
+def _joined(words: Sequence[str | None]) -> str | None:
+    return "+".join(dict.fromkeys(word for word in words if word)) or None
+
+
+def _slice_ns(end: float | None) -> int:
+    """How long to wait in C now; 0 when the time is over."""
+    if end is None:
+        return _SLICE_NS
+    return max(0, min(_SLICE_NS, int((end - time.monotonic()) * 1e9)))
