@@ -111,6 +111,15 @@ class Batch:
                 )
             )
 
+    def add_request(self, request: Any) -> None:
+        """Adds a Read or a Write."""
+        if isinstance(request, Read):
+            self.add(request.into, request.remote, READ)
+        elif isinstance(request, Write):
+            self.add(request.source, request.to, WRITE)
+        else:
+            raise InvalidUse(f"a request is a Read or a Write, not {request!r:.80}")
+
     def parts(self) -> list[Part]:
         return list(self._parts.values())
 

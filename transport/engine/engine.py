@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from transport.config import Settings
 from transport.engine import allocate
-from transport.engine.batch import READ, WRITE, Batch, Read, Write
+from transport.engine.batch import READ, WRITE, Batch
 from transport.engine.core import Core
 from transport.engine.notifications import Notifications
 from transport.engine.peer import Peer
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from transport.control.secret import Source
+    from transport.engine.batch import Read, Write
     from transport.engine.transfer import Transfer
     from transport.memory.remote import RemoteRegion
 
@@ -180,12 +181,7 @@ class Engine(Handle):
         with self._core as core:
             batch = Batch(core.register)
             for request in requests:
-                if isinstance(request, Read):
-                    batch.add(request.into, request.remote, READ)
-                elif isinstance(request, Write):
-                    batch.add(request.source, request.to, WRITE)
-                else:
-                    raise InvalidUse(f"a request is a Read or a Write, not {request!r:.80}")
+                batch.add_request(request)
             return submit(self, core, batch, Options(notify, deadline, provider, fallback))
 
     def notifications(self) -> Notifications:

@@ -89,15 +89,17 @@ class Transfer:
             left = _slice_ns(end)
             if left == 0:
                 return False
-            flight = next((f for f in self._flights if not lib.tn_transfer_quiet(f.pointer)), None)
+            flight = next((f for f in self._flights if not _quiet(f)), None)
             if flight is not None:
                 self._progress(lib.tn_transfer_wait_quiet, flight, left)
         return True
 
     def cancel(self) -> None:
-        """Ends it now, unless it has ended. Bytes that are under way may still land: see `quiet`."""
-        for flight in self._flights:
-            with self._core:
+        """Ends it now, unless it has ended. Bytes under way may still land: see `quiet`."""
+        if self._core.gate.closed:
+            return  # closing the engine ends everything
+        with self._core:
+            for flight in self._flights:
                 lib.tn_transfer_cancel(flight.pointer)
 
     # --------------------------------------------------------------------------------------- facts
@@ -114,11 +116,7 @@ class Transfer:
     @property
     def quiet(self) -> bool:
         """Whether no byte of it can move any more, here or at the peer."""
-        if (
-            self._pins
-            and self.done
-            and all(lib.tn_transfer_quiet(f.pointer) for f in self._flights)
-        ):
+        if self._pins and self.done and all(map(_quiet, self._flights)):
             self._pins = []
         return not self._pins
 
@@ -287,6 +285,10 @@ def _by_cause(pair: tuple[Any, Flight]) -> tuple[bool, int]:
 
 def _pending(flight: Flight) -> bool:
     return bool(lib.tn_transfer_status(flight.pointer) == _PENDING)
+
+
+def _quiet(flight: Flight) -> bool:
+    return bool(lib.tn_transfer_quiet(flight.pointer))
 
 
 def _failed(flight: Flight) -> bool:

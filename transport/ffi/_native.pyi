@@ -32,6 +32,14 @@ class FFI:
     def from_handle(self, value: CData, /) -> Any: ...
 
 class Lib:
+    TN_KEY_BYTES: int
+    TN_INCARNATION_BYTES: int
+    TN_MAX_RAILS: int
+    TN_MAX_NOTIFY: int
+    TN_MAX_CONTROL: int
+    TN_TEXT_BYTES: int
+    TN_NO_SEGMENT: int
+    TN_NO_DEADLINE: int
     TN_PENDING: int
     TN_OK: int
     TN_AGAIN: int

@@ -102,7 +102,7 @@ class RegionTable:
         return NativeRegion(self, out[0], start, length, keep)
 
     def close(self, region: NativeRegion, timeout: float) -> bool:
-        """Revokes it everywhere. False: something may still touch the memory, which stays pinned."""
+        """Revokes it everywhere. False: something may still touch the memory: it stays pinned."""
         with self._lock:
             self._live = [other for other in self._live if other is not region]
         status = lib.tn_region_close(region.pointer, int(max(timeout, 0.0) * 1e9))
@@ -258,8 +258,8 @@ class Region(Handle):
         """Takes the right back everywhere at once, then waits until nobody touches the memory.
 
         Waits at most `timeout` seconds (default: the setting close_timeout); a peer that still
-        holds the memory is then disconnected. If even that does not help, the memory stays pinned until
-        `quiet`, which a warning in the log says. Idempotent.
+        holds the memory is then disconnected. If even that does not help, the memory stays pinned
+        until `quiet`, which a warning in the log says. Idempotent.
         """
         closed, self._closed = self._closed, True
         if closed or self._foreign():
