@@ -39,10 +39,10 @@ static void test_closed_is_stale(enum shm_kind kind)
     shm_pair_close(pair);
 }
 
-/* ---- late writes ----------------------------------------------------------------------------
+/* ---- late writes, torn reads -----------------------------------------------------------------
  * The owner gives the same memory to one region after the other. Two threads of another process
- * write to it without pause. Between two regions the memory belongs to somebody else, and not one
- * byte of theirs may come then. */
+ * write to it, or read it, without pause. Between two regions the memory belongs to somebody else:
+ * not one byte of theirs may come then, and not one byte of his may be handed out. */
 static struct arena {
     _Atomic uint64_t turn;   /* odd: `remote` is being changed */
     struct tn_remote remote; /* the region to write to now */
@@ -102,32 +102,37 @@ static bool current(uint64_t *last, struct tn_remote *remote)
     return true;
 }
 
-/* Each writer has a half for itself. */
-struct writer {
+/* Each has a half for itself. */
+struct intruder {
     struct shm_pair *pair;
+    uint32_t op;
     uint64_t offset;
+    uint64_t worked, torn;
     uint8_t bytes[AREA / 2];
 };
 
-static int write_once(const struct writer *writer, const struct tn_remote *remote)
+static int move_once(struct intruder *intruder, const struct tn_remote *remote)
 {
-    struct tn_range range = {.local_address = (uintptr_t)writer->bytes,
-                             .remote_offset = writer->offset,
+    struct tn_range range = {.local_address = (uintptr_t)intruder->bytes,
+                             .remote_offset = intruder->offset,
                              .length = AREA / 2,
                              .rows = 1};
-    struct tn_transfer *transfer = shm_begin(writer->pair, TN_OP_WRITE, remote, 1, &range, 1);
+    struct tn_transfer *transfer = shm_begin(intruder->pair, intruder->op, remote, 1, &range, 1);
     CHECK(transfer && fake_quiet(transfer));
     int status = fake_status(transfer);
     tn_transfer_unreference(transfer);
+    intruder->worked += status == TN_OK;
+    for (uint64_t i = 0; i < AREA / 2 && status == TN_OK && intruder->op == TN_OP_READ; i++)
+        intruder->torn += intruder->bytes[i] != 0;
     return status;
 }
 
-static void *write_always(void *argument)
+static void *intrude(void *argument)
 {
-    struct writer *writer = argument;
+    struct intruder *intruder = argument;
     struct tn_remote remote;
     uint64_t last = 0;
-    memset(writer->bytes, 0xA5, sizeof(writer->bytes));
+    memset(intruder->bytes, 0xA5, sizeof(intruder->bytes));
     while (!atomic_load(&arena->over)) {
         if (!current(&last, &remote)) {
             sched_yield();
@@ -135,33 +140,42 @@ static void *write_always(void *argument)
         }
         int status = TN_OK;
         while (status == TN_OK)
-            status = write_once(writer, &remote);
+            status = move_once(intruder, &remote);
         CHECK(status == TN_STALE);
     }
     return NULL;
 }
 
-static void test_no_late_writes(enum shm_kind kind)
+static void run_intruders(struct shm_pair *pair, uint32_t op, struct intruder *intruders)
 {
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        memset(&intruders[i], 0, sizeof(intruders[i]));
+        intruders[i].pair = pair;
+        intruders[i].op = op;
+        intruders[i].offset = (uint64_t)i * AREA / 2;
+        CHECK(!pthread_create(&threads[i], NULL, intrude, &intruders[i]));
+    }
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+}
+
+static void test_intruders(enum shm_kind kind, uint32_t op)
+{
+    static struct intruder intruders[2];
     struct shm_options options = {.inline_bytes = AREA, .own = one_owner_after_another};
     uint8_t byte;
     memset(arena, 0, sizeof(*arena));
     struct shm_pair *pair = shm_pair_open(&options);
     struct tn_remote remote = shm_make(pair, kind, BOTH, AREA, 1);
     CHECK(shm_move(pair, TN_OP_READ, &remote, 0, &byte, 1) == TN_OK); /* maps it */
-    struct shm_request own = {.command = SHM_OWN, .number = 700};
+    struct shm_request own = {.command = SHM_OWN, .number = 400};
     shm_send(pair, &own);
-    static struct writer writers[2];
-    pthread_t threads[2];
-    for (int i = 0; i < 2; i++) {
-        writers[i].pair = pair;
-        writers[i].offset = (uint64_t)i * AREA / 2;
-        CHECK(!pthread_create(&threads[i], NULL, write_always, &writers[i]));
-    }
-    for (int i = 0; i < 2; i++)
-        pthread_join(threads[i], NULL);
+    run_intruders(pair, op, intruders);
     CHECK(arena->late == 0);
-    CHECK(arena->dirty > 0);
+    CHECK((arena->dirty > 0) == (op == TN_OP_WRITE));
+    CHECK(intruders[0].torn + intruders[1].torn == 0);
+    CHECK(intruders[0].worked + intruders[1].worked > 0);
     shm_pair_close(pair);
 }
 
@@ -353,7 +367,8 @@ int main(void)
     shm_pair_close(probe);
     for (int kind = have_process_vm ? SHM_PRIVATE : SHM_SEGMENT; kind <= SHM_SEGMENT; kind++) {
         test_closed_is_stale((enum shm_kind)kind);
-        test_no_late_writes((enum shm_kind)kind);
+        test_intruders((enum shm_kind)kind, TN_OP_WRITE);
+        test_intruders((enum shm_kind)kind, TN_OP_READ);
     }
     for (int no_pid = 0; no_pid <= 1; no_pid++) {
         test_stuck_until_death(no_pid);
