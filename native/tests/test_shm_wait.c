@@ -49,6 +49,26 @@ static void test_asks_once_and_waits(void)
     shm_pair_close(pair);
 }
 
+static void test_waits_for_all_of_its_segments(void)
+{
+    struct shm_options options = {0};
+    struct shm_pair *pair = shm_pair_open(&options);
+    struct tn_remote remotes[2] = {shm_make(pair, SHM_SEGMENT, BOTH, AREA, 1),
+                                   shm_make(pair, SHM_SEGMENT, TN_READ, AREA, 2)};
+    struct tn_range ranges[2] = {
+        {.local_address = (uintptr_t)local, .length = 9, .rows = 1, .remote = 1},
+        {.local_address = (uintptr_t)local + 9, .length = 9, .rows = 1, .remote = 0}};
+    pair->hold = true;
+    struct tn_transfer *transfer = shm_begin(pair, TN_OP_READ, remotes, 2, ranges, 2);
+    CHECK(pair->asked == 2);
+    fetch(pair, remotes[1].segment);
+    CHECK(pair->worked == 0);
+    fetch(pair, remotes[0].segment);
+    CHECK(pair->worked == 1 && shm_end(pair, transfer) == TN_OK && !strcmp(pair->why, "mapped"));
+    CHECK(local[8] == shm_pattern(2, 8) && local[9] == shm_pattern(1, 0));
+    shm_pair_close(pair);
+}
+
 static void test_cancelled_while_it_waits(void)
 {
     struct shm_options options = {0};
@@ -141,7 +161,10 @@ static void test_unasked_and_dropped(void)
     fetch(pair, remote.segment); /* a second one for what is mapped already: dropped */
     CHECK(shm_move(pair, TN_OP_READ, &remote, 0, local, 8) == TN_OK && pair->asked == 2);
     pair->hold = false;
-    deliver(pair, remote.segment, -1); /* its owner has closed it: unmapped */
+    struct tn_shm_segment *used = tn_shm_segment_hold(pair->connection, remote.segment);
+    deliver(pair, remote.segment, -1); /* its owner has closed it: unmapped, once nobody uses it */
+    CHECK(used && used->mapping.address[remote.segment_offset + 9] == shm_pattern(1, 9));
+    tn_shm_segment_release(pair->connection, used);
     CHECK(shm_move(pair, TN_OP_READ, &remote, 0, local, 8) == TN_OK && pair->asked == 3);
     shm_pair_close(pair);
 }
@@ -200,6 +223,7 @@ static void test_self(void)
 int main(void)
 {
     test_asks_once_and_waits();
+    test_waits_for_all_of_its_segments();
     test_cancelled_while_it_waits();
     test_link_closes_while_they_wait();
     for (int no_pid = 0; no_pid <= 1; no_pid++) {
