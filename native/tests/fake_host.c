@@ -143,7 +143,7 @@ static void on_want_segment(struct tn_host *host, struct tn_peer *peer, uint32_t
 static void on_work(struct tn_host *host, struct tn_transfer *transfer)
 {
     (void)host, (void)transfer;
-    CHECK(!"a link gives no work");
+    CHECK_TEXT(false, "a link gives no work");
 }
 
 void fake_host_open(struct fake_host *fake, const struct fake_options *options)

@@ -167,11 +167,18 @@ static void init(struct tn_link *link, struct tn_host *host, struct tn_peer *pee
     pthread_mutex_init(&link->door_lock, NULL);
 }
 
+/* A unix socket counts as writable only while three quarters of its buffer are empty, so with the
+ * default of 208 KiB each chunk would stall several times; as far as net.core.wmem_max allows. TCP
+ * sizes its buffers better than we could. */
+#define UNIX_BUFFER (1 << 20)
+
 static int prepare_socket(int fd, bool is_unix)
 {
-    int one = 1;
+    int one = 1, bytes = UNIX_BUFFER;
     if (tn_sys_nonblocking(fd) != TN_OK)
         return TN_SYSTEM;
+    if (is_unix && setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes)))
+        return tn_fail_errno("setting SO_SNDBUF");
     if (!is_unix && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
         return tn_fail_errno("setting TCP_NODELAY");
     if (!is_unix && setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)))
@@ -183,7 +190,9 @@ static void release(struct tn_link *link)
 {
     pthread_mutex_destroy(&link->lock);
     pthread_mutex_destroy(&link->door_lock);
-    free(link->staging);
+    if (link->staging != link->small)
+        free(link->staging);
+    free(link->small);
     free(link);
 }
 
@@ -191,7 +200,7 @@ int tn_link_open(struct tn_host *host, struct tn_peer *peer, int fd,
                  const struct tn_link_options *options, struct tn_link **out)
 {
     struct tn_link *link = calloc(1, sizeof(*link));
-    uint8_t *staging = malloc(TN_LINK_STAGING);
+    uint8_t *staging = malloc(TN_LINK_STAGING_IDLE);
     if (!link || !staging) {
         free(link);
         free(staging);
@@ -199,7 +208,8 @@ int tn_link_open(struct tn_host *host, struct tn_peer *peer, int fd,
         return tn_fail(TN_NOMEM, "no memory for a link");
     }
     init(link, host, peer, fd, options);
-    link->staging = staging;
+    link->staging = link->small = staging;
+    link->room = TN_LINK_STAGING_IDLE;
     int status = prepare_socket(fd, options->is_unix);
     if (status == TN_OK)
         status = host->watch(host, &link->watch);

@@ -52,6 +52,7 @@ uint64_t tn_link_tick(struct tn_link *link, uint64_t now)
     uint64_t beat = link->host->liveness_ns / 4;
     uint64_t next = UINT64_MAX;
     tn_link_enter(link);
+    tn_link_shrink(link);
     if (!link->dead)
         check_blocked(link, now);
     if (!link->dead) {

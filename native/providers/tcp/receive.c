@@ -196,6 +196,33 @@ static void compact(struct tn_link *link)
     link->end = left;
 }
 
+/* As much came as there was room for: more room saves system calls. */
+static void grow(struct tn_link *link)
+{
+    link->used_room = true;
+    if (link->staging != link->small)
+        return;
+    uint8_t *large = malloc(TN_LINK_STAGING_BUSY);
+    if (!large)
+        return; /* it goes without */
+    memcpy(large, link->small, link->end);
+    link->staging = large;
+    link->room = TN_LINK_STAGING_BUSY;
+}
+
+void tn_link_shrink(struct tn_link *link)
+{
+    bool needed = link->used_room || staged_bytes(link) > TN_LINK_STAGING_IDLE;
+    link->used_room = false;
+    if (needed || link->staging == link->small)
+        return;
+    compact(link);
+    memcpy(link->small, link->staging, link->end);
+    free(link->staging);
+    link->staging = link->small;
+    link->room = TN_LINK_STAGING_IDLE;
+}
+
 static void ended(struct tn_link *link, ssize_t got)
 {
     if (got < 0)
@@ -222,7 +249,7 @@ static uint64_t receive_once(struct tn_link *link, bool *filled)
     struct iovec iov[2];
     struct msghdr message = {.msg_iov = iov};
     union control control;
-    uint64_t direct = 0, room = TN_LINK_STAGING - link->end;
+    uint64_t direct = 0, room = link->room - link->end;
     if (link->sink.kind != TN_SINK_NONE && link->sink.to) {
         direct = link->sink.left < TN_LINK_COPY ? link->sink.left : TN_LINK_COPY;
         iov[message.msg_iovlen++] = (struct iovec){link->sink.to, direct};
@@ -250,6 +277,10 @@ static uint64_t receive_once(struct tn_link *link, bool *filled)
         return 0;
     atomic_store_explicit(&link->last_heard, tn_now(), memory_order_relaxed);
     distribute(link, direct, (uint64_t)got);
+    if (*filled && room && !link->dead) {
+        compact(link);
+        grow(link);
+    }
     return (uint64_t)got;
 }
 

@@ -19,6 +19,7 @@ static int requests_init(struct tn_link *link)
         return TN_NOMEM;
     for (uint32_t i = 0; i < link->window; i++)
         tn_list_append(&link->idle_requests, &link->requests[i].frame.node);
+    link->idle = link->window;
     return TN_OK;
 }
 
@@ -45,6 +46,7 @@ static void queue_request(struct tn_link *link, struct tn_transfer *transfer,
 {
     struct tn_list *node = tn_list_take_first(&link->idle_requests);
     struct tn_request *request = tn_container(node, struct tn_request, frame.node);
+    link->idle--;
     bool read = transfer->op == TN_OP_READ;
     request->transfer = transfer;
     request->local = (uint8_t *)(uintptr_t)piece->local;
@@ -76,10 +78,7 @@ static void pull_from(struct tn_link *link, struct tn_list *queue)
 {
     struct tn_transfer *transfer = tn_container(queue->next, struct tn_transfer, node);
     struct tn_piece pieces[PULL];
-    int room = 0;
-    for (struct tn_list *node = link->idle_requests.next;
-         node != &link->idle_requests && room < PULL; node = node->next)
-        room++;
+    int room = link->idle < PULL ? (int)link->idle : PULL;
     int count = tn_transfer_next(transfer, pieces, room, link->each, link->each);
     for (int i = 0; i < count; i++)
         queue_request(link, transfer, &pieces[i]);
@@ -91,22 +90,22 @@ static void pull_from(struct tn_link *link, struct tn_list *queue)
     tn_list_append(queue, &transfer->node);
 }
 
+/* Requests are made in lots, so that small ones share system calls: those in flight bring us
+ * back. */
 void tn_link_pull(struct tn_link *link)
 {
-    for (;;) {
-        bool pulled = false;
-        if (!tn_list_empty(&link->reads) && !tn_list_empty(&link->idle_requests) &&
-            link->reading < link->read_ahead) {
+    if (link->idle < (link->window + 3) / 4)
+        return;
+    for (bool pulled = true; pulled;) {
+        pulled = false;
+        if (!tn_list_empty(&link->reads) && link->idle && link->reading < link->read_ahead) {
             pull_from(link, &link->reads);
             pulled = true;
         }
-        if (!tn_list_empty(&link->write_transfers) && !tn_list_empty(&link->idle_requests) &&
-            link->writing < link->each) {
+        if (!tn_list_empty(&link->write_transfers) && link->idle && link->writing < link->each) {
             pull_from(link, &link->write_transfers);
             pulled = true;
         }
-        if (!pulled)
-            return;
     }
 }
 
@@ -126,6 +125,7 @@ static void retire(struct tn_link *link, struct tn_request *request)
     request->busy = false;
     tn_list_remove(&request->frame.node);
     tn_list_append(&link->idle_requests, &request->frame.node);
+    link->idle++;
     if (transfer)
         tn_piece_done(transfer, 1);
 }

@@ -5,7 +5,7 @@
  * whoever brings something to be sent leaves it at the door and goes in only if nobody is
  * inside; otherwise the one inside looks at the door again before leaving. So nobody who brings
  * work ever waits, and a callback made under `lock` may bring more.
- * */
+ */
 #ifndef TN_PROVIDERS_TCP_STATE_H
 #define TN_PROVIDERS_TCP_STATE_H
 
@@ -18,8 +18,9 @@
 #include "providers/tcp/link.h"
 
 /* Small frames are parsed out of one buffer per link, so that a batch of them costs one system
- * call. It is all that an idle link keeps. */
-#define TN_LINK_STAGING (16u << 10)
+ * call. An idle link keeps only the small one. */
+#define TN_LINK_STAGING_IDLE (8u << 10)
+#define TN_LINK_STAGING_BUSY (64u << 10)
 #define TN_LINK_COPY \
     (UINT64_C(1) << 20) /* bytes per system call, so that the lock is not held for longer */
 #define TN_LINK_TURN \
@@ -127,6 +128,7 @@ struct tn_link {
         write_transfers;         /* transfers with pieces left, each queue served in turn */
     struct tn_request *requests; /* `window` of them, made at first use */
     struct tn_list idle_requests;
+    uint32_t idle;
     uint64_t read_ahead, reading; /* limit, and bytes asked for */
     uint64_t writing;             /* bytes queued and unsent */
     struct tn_list notifying;     /* messages sent and not acknowledged, oldest first */
@@ -143,7 +145,10 @@ struct tn_link {
 
     /* Receiving. */
     struct tn_sink sink;
-    uint8_t *staging;
+    uint8_t *staging; /* its size is `room`; either `small` or an allocation */
+    uint32_t room;
+    bool used_room; /* since the last tick */
+    uint8_t *small;
     uint32_t begin, end; /* unparsed bytes in it */
     int came_fd;         /* a descriptor that came and waits for its header; -1 none */
     bool said_bye;
@@ -170,6 +175,8 @@ void tn_link_pump(struct tn_link *link, uint64_t budget);
 
 /* receive.c */
 void tn_link_receive(struct tn_link *link, uint32_t events);
+void tn_link_shrink(
+    struct tn_link *link); /* gives the large staging buffer back if it was not needed lately */
 
 /* request.c */
 void tn_link_queue_transfer(struct tn_link *link, struct tn_transfer *transfer);
