@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy as np
+
+# The second process imports benchmarks.micro.owner, and gets this path from here.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 @pytest.fixture(scope="session")

@@ -110,6 +110,9 @@ MEASURES: dict[str, Callable[[int], Measure]] = {
 def _line(measure: Measure) -> str:
     rates = measure.details.get("gb_per_s", {})
     behind = ", ".join(f"{name} {rate:.2f} GB/s" for name, rate in rates.items())
+    if "load_ms" in measure.details:
+        times = {name: measure.details[f"{name}_ms"] for name in ("load", "first")}
+        behind = ", ".join(f"{name} {value:.0f} ms" for name, value in times.items())
     verdict = "met" if measure.met else "MISSED"
     figure = f"{measure.found:.3g} {measure.unit}"
     return f"{measure.name:<34} {figure:<20} {measure.target:<30} {verdict:<7} {behind}".rstrip()

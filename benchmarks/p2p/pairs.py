@@ -141,5 +141,5 @@ def tcp(op: str, size: int, rounds: int) -> Times:
         if op == "write":
             fill(pair.buffer, _SEED)
         times = alternate({OURS: lambda: pair.once(op), "bare sockets": bare.once}, rounds)
-        pair.check("stream")
+        pair.check("tcp")
         return times

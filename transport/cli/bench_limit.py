@@ -32,13 +32,13 @@ def limit(sizes: tuple[int, ...], json_file: Path | None) -> None:
 
 def measure(sizes: tuple[int, ...]) -> tuple[Limit, ...]:
     """The limits at these sizes and at 256 MiB, with progress on stderr."""
-    from transport.cli.copy_limit import measure_limits
+    from transport.cli.copy_limit import MOST_THREADS, measure_limits
 
     found: list[Limit] = []
     wanted = sorted({*sizes, LIMIT_BYTES})
     with Progress(len(wanted)) as progress:
         for size in wanted:
             progress.say(f"copy limit at {format_bytes(size)}")
-            found += measure_limits(size, facts.cores())
+            found += measure_limits(size, min(facts.cores(), MOST_THREADS))
             progress.advance()
     return tuple(found)

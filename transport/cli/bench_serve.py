@@ -16,6 +16,8 @@ from transport.types import format_bytes
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+    from transport.memory.region import Region
+
 
 @click.command("serve")
 @click.option(
@@ -53,12 +55,14 @@ def serve(listen: tuple[str, ...], advertise: str | None, size: int, memory: str
         signal.signal(number, lambda *_: stopped.set())
     with open_engine("bench-serve", None, listen=listen, advertise=advertise) as engine:
         memories = MEMORY if memory == "both" else (memory,)
-        publish_regions(engine, memories, ("read", "write"), size)
+        regions = publish_regions(engine, memories, ("read", "write"), size)
         for address in engine.addresses:
             click.echo(address)
         click.echo(f"serving {format_bytes(size)} regions; Ctrl-C ends it", err=True)
         while not stopped.wait(1.0):
             pass
+        for region in regions:
+            region.close()
 
 
 def serve_child(pipe: Connection, options: dict[str, Any]) -> None:
@@ -67,8 +71,11 @@ def serve_child(pipe: Connection, options: dict[str, Any]) -> None:
     listen = listen_for(provider)
     with open_engine("bench-peer", provider, secret=options["secret"], listen=listen) as engine:
 
+        regions: list[Region] = []
+
         def start() -> tuple[str, ...]:
-            publish_regions(engine, (options["memory"],), (options["op"],), options["size"])
+            made = publish_regions(engine, (options["memory"],), (options["op"],), options["size"])
+            regions.extend(made)
             return engine.addresses
 
         child.serve(pipe, {"start": start})

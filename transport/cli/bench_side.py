@@ -98,11 +98,14 @@ def is_pattern(buffer: Any, seed: int, start: int = 0) -> bool:
     return bool(np.array_equal(buffer, pattern(start, buffer.nbytes, seed)))
 
 
-def publish_regions(engine: Engine, memories: Sequence[str], ops: Sequence[str], size: int) -> None:
-    """Makes and names the passive end's regions; the engine keeps them alive."""
-    for memory in memories:
-        for op in ops:
-            engine.publish(region_name(memory, op), _region(engine, memory, op, size))
+def publish_regions(
+    engine: Engine, memories: Sequence[str], ops: Sequence[str], size: int
+) -> list[Region]:
+    """Makes and names the passive end's regions, which the caller keeps."""
+    regions = {(memory, op): _region(engine, memory, op, size) for memory in memories for op in ops}
+    for (memory, op), region in regions.items():
+        engine.publish(region_name(memory, op), region)
+    return list(regions.values())
 
 
 def _region(engine: Engine, memory: str, op: str, size: int) -> Region:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 KINDS = {"memcpy": door.lib.TN_COPY_MEMCPY, "streaming": door.lib.TN_COPY_STREAMING}
 
+MOST_THREADS = 256  # that tn_copy_measure starts
 _WORTH = 1 << 29  # bytes copied per figure, within the bounds below
 _FEWEST, _MOST = 7, 2000
 
