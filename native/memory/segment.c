@@ -1,9 +1,10 @@
-#define _GNU_SOURCE /* seals, fallocate */
+#define _GNU_SOURCE /* seals, fallocate, SEEK_HOLE */
 
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -11,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/status.h"
+#include "memory/headroom.h"
 #include "memory/region.h"
 #include "memory/sealed.h"
 
@@ -22,6 +24,8 @@
 /* A signal makes fallocate undo what the call has done, so one call must be short enough to get
  * through between two. */
 #define RESERVE_STEP ((uint64_t)64 << 20)
+/* For the kernel's bookkeeping, and for us to report the error. */
+#define RESERVE_MARGIN ((uint64_t)1 << 20)
 
 struct tn_segments {
     pthread_mutex_t lock;
@@ -49,7 +53,8 @@ int tn_segments_open(struct tn_segments **out)
     return TN_OK;
 }
 
-/* Tensors may live in a segment for longer than the engine: it stays mapped until tn_segment_close. */
+/* Tensors may live in a segment for longer than the engine: it stays mapped until
+ * tn_segment_close. */
 void tn_segments_close(struct tn_segments *segments)
 {
     struct tn_list *node;
@@ -139,24 +144,69 @@ static int check_range(const struct tn_segment *segment, uint64_t offset, uint64
     return TN_OK;
 }
 
+/* How much of the range has no pages yet. */
+static uint64_t hole_bytes(const struct tn_segment *segment, uint64_t offset, uint64_t bytes)
+{
+    off_t at = (off_t)offset, end = (off_t)(offset + bytes);
+    uint64_t holes = 0;
+    while (at < end) {
+        off_t data = lseek(segment->memory.fd, at, SEEK_DATA);
+        if (data < 0 || data > end)
+            data = end;
+        holes += (uint64_t)(data - at);
+        at = data < end ? lseek(segment->memory.fd, data, SEEK_HOLE) : end;
+        if (at < 0)
+            break;
+    }
+    return holes;
+}
+
+/* At the limit of a control group the kernel does not refuse, it kills: so look before. A look costs
+ * a third of a millisecond, so it allows for some more than was asked for. */
+static int check_headroom(const struct tn_segment *segment, uint64_t offset, uint64_t bytes)
+{
+    static _Atomic int64_t credit;
+    uint64_t needed = hole_bytes(segment, offset, bytes);
+    if (needed == 0 || atomic_fetch_sub(&credit, (int64_t)needed) >= (int64_t)needed)
+        return TN_OK;
+    uint64_t headroom = tn_memory_headroom(), margin = needed / 64 + RESERVE_MARGIN;
+    bool fits = headroom > needed && headroom - needed > margin;
+    uint64_t more = fits ? (headroom - needed) / 16 : 0;
+    atomic_store(&credit, (int64_t)(more < RESERVE_STEP ? more : RESERVE_STEP));
+    if (fits)
+        return TN_OK;
+    return tn_fail(TN_NOMEM,
+                   "%llu more bytes of shared memory do not fit into the %llu that are left: raise "
+                   "the memory limit of this container or cgroup (memory.max), or register less",
+                   (unsigned long long)needed, (unsigned long long)headroom);
+}
+
+static int reserve_step(struct tn_segment *segment, uint64_t offset, uint64_t bytes)
+{
+    while (fallocate(segment->memory.fd, 0, (off_t)offset, (off_t)bytes) != 0) {
+        if (errno == EINTR)
+            continue;
+        bool full = errno == ENOSPC || errno == ENOMEM;
+        int status =
+            tn_fail_errno("reserving %llu bytes of shared memory%s", (unsigned long long)bytes,
+                          full ? " (see memory.max and vm.overcommit_memory)" : "");
+        return full ? TN_NOMEM : status;
+    }
+    return TN_OK;
+}
+
 int tn_segment_reserve(struct tn_segment *segment, uint64_t offset, uint64_t bytes)
 {
     int status = check_range(segment, offset, bytes);
+    if (status == TN_OK)
+        status = check_headroom(segment, offset, bytes);
     while (status == TN_OK && bytes) {
         uint64_t step = bytes < RESERVE_STEP ? bytes : RESERVE_STEP;
-        if (fallocate(segment->memory.fd, 0, (off_t)offset, (off_t)step) == 0) {
-            offset += step;
-            bytes -= step;
-        } else if (errno == ENOSPC || errno == ENOMEM) {
-            tn_fail_errno("%llu more bytes of shared memory do not fit: raise the memory limit of "
-                          "this container or "
-                          "cgroup (memory.max), or register less",
-                          (unsigned long long)bytes);
-            status = TN_NOMEM;
-        } else if (errno != EINTR) {
-            status = tn_fail_errno("reserving %llu bytes of segment %u", (unsigned long long)bytes,
-                                   segment->number);
-        }
+        status = check_headroom(segment, offset, step);
+        if (status == TN_OK)
+            status = reserve_step(segment, offset, step);
+        offset += step;
+        bytes -= step;
     }
     return status;
 }

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/sys.h"
+#include "memory/headroom.h"
 #include "memory/region.h"
 #include "tests/check.h"
 
@@ -107,6 +108,25 @@ static void test_reserve_and_discard(void)
     tn_segment_close(segment);
 }
 
+/* More than there is: an error, not the end of this process or of another. */
+static void test_reserve_too_much(void)
+{
+    const uint64_t bytes = UINT64_C(16) << 40;
+    struct tn_segment *segment;
+    CHECK(tn_memory_headroom() > 0);
+    if (tn_memory_headroom() > bytes / 2 ||
+        tn_segments_add(segments, bytes, TN_READ | TN_WRITE, &segment) != TN_OK)
+        return; /* a very large machine, or a tool that has no room for it */
+    CHECK(tn_segment_reserve(segment, 0, bytes) == TN_NOMEM);
+    CHECK(strstr(tn_last_error(), "memory.max"));
+    CHECK(pages_of(segment) == 0);
+    /* What has its pages already is not counted again. */
+    CHECK(tn_segment_reserve(segment, 4096, 8192) == TN_OK);
+    CHECK(tn_segment_reserve(segment, 0, 16384) == TN_OK);
+    CHECK(pages_of(segment) == 16384);
+    tn_segment_close(segment);
+}
+
 /* Nothing is taken before it is touched, and offsets beyond 4 GiB work. */
 static void test_sparse_and_large(void)
 {
@@ -199,6 +219,7 @@ int main(void)
     test_read_only_stays_read_only();
     test_cannot_be_resized();
     test_reserve_and_discard();
+    test_reserve_too_much();
     test_sparse_and_large();
     test_close_gives_pages_back();
     test_refusals();
