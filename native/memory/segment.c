@@ -161,8 +161,8 @@ static uint64_t hole_bytes(const struct tn_segment *segment, uint64_t offset, ui
     return holes;
 }
 
-/* At the limit of a control group the kernel does not refuse, it kills: so look before. A look costs
- * a third of a millisecond, so it allows for some more than was asked for. */
+/* At the limit of a control group the kernel does not refuse, it kills: so look before. A look
+ * costs a third of a millisecond, so it allows for some more than was asked for. */
 static int check_headroom(const struct tn_segment *segment, uint64_t offset, uint64_t bytes)
 {
     static _Atomic int64_t credit;
