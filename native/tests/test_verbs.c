@@ -1,0 +1,366 @@
+/* The verbs provider over a software double of libibverbs ($TN_FAKES/fakeverbs.so), two engines in one process: what a real
+ * device does not do on demand. */
+#include <dlfcn.h>
+#include <errno.h>
+
+#include "tests/verbs_end.h"
+
+#define MEMORY (8u * MIB)
+
+static char library[4096];
+static long (*ctl)(const char *name, long value);
+
+static long count(const char *name)
+{
+    long value = ctl(name, 0);
+    ctl(name, value);
+    return value;
+}
+
+static void open_pair(struct end *a, struct end *b)
+{
+    int fds[2];
+    end_sockets(fds);
+    end_open(a, library, "fake0", 1, MEMORY);
+    end_open(b, library, "fake0", 2, MEMORY);
+    end_greet(a);
+    end_greet(b);
+    a->theirs = b->ours;
+    b->theirs = a->ours;
+    end_accept(a, 2);
+    end_accept(b, 1);
+    end_up(a, fds[0]);
+    end_up(b, fds[1]);
+}
+
+static void close_pair(struct end *a, struct end *b)
+{
+    ctl("hold", 0);
+    ctl("delay_us", 0);
+    end_close(a);
+    end_close(b);
+    static const char *const counters[] = {"qps", "mrs", "pds", "cqs"};
+    for (size_t i = 0; i < sizeof(counters) / sizeof(*counters); i++)
+        CHECK_TEXT(count(counters[i]) == 0, counters[i]);
+}
+
+/* Writes `rows` rows that touch on neither side, reads them back, compares. */
+static void move_rows(struct end *a, uint64_t rows)
+{
+    end_fill(a->memory, MIB, (unsigned)rows);
+    memset(a->memory + 4 * MIB, 0, MIB);
+    struct tn_range out = end_range(a, 0, 5, 50), back = end_range(a, 4 * MIB, 5, 50);
+    out.rows = back.rows = rows;
+    out.local_stride = back.local_stride = 100;
+    out.remote_stride = back.remote_stride = 70;
+    end_finish(end_submit(a, TN_OP_WRITE, &a->theirs.memory, &out, 1, NULL), TN_OK, "rc");
+    end_finish(end_submit(a, TN_OP_READ, &a->theirs.memory, &back, 1, NULL), TN_OK, "rc");
+    for (uint64_t row = 0; row < rows; row++)
+        CHECK(memcmp(a->memory + row * 100, a->memory + 4 * MIB + row * 100, 50) == 0);
+}
+
+static void test_any_number_of_requests(void)
+{
+    static const uint64_t rows[] = {
+        1, 31, 32, 33, END_SENDS - 1, END_SENDS, END_SENDS + 1, 10 * END_SENDS};
+    struct end a, b;
+    open_pair(&a, &b);
+    for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
+        move_rows(&a, rows[i]);
+    CHECK(count("doorbells") < count("requests") / 4);
+    close_pair(&a, &b);
+}
+
+/* A send queue that is smaller than it claims, refusing in each of the known styles, is back-pressure. */
+static void test_full_send_queue(void)
+{
+    static const long limits[] = {16, 17, 20, 40};
+    for (long style = 0; style < 3; style++) {
+        for (size_t i = 0; i < sizeof(limits) / sizeof(*limits); i++) {
+            struct end a, b;
+            open_pair(&a, &b);
+            ctl("full_style", style);
+            ctl("send_limit", limits[i]);
+            move_rows(&a, 500);
+            ctl("send_limit", 0);
+            close_pair(&a, &b);
+        }
+    }
+}
+
+static void test_refused_work_request_is_an_error(void)
+{
+    struct end a, b;
+    open_pair(&a, &b);
+    ctl("send_limit", -1); /* none fits */
+    struct tn_range range = end_range(&a, 0, 0, 64);
+    struct tn_result result =
+        end_result(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL));
+    CHECK_TEXT(result.status == TN_FLUSHED || result.status == TN_VERBS, result.text);
+    CHECK_TEXT(strstr(result.text, "refuses a work request: Cannot allocate memory"), result.text);
+    ctl("send_limit", 0);
+    close_pair(&a, &b);
+}
+
+static void test_message_limit(void)
+{
+    ctl("max_msg_sz", MIB / 2 + 100);
+    struct end a, b;
+    open_pair(&a, &b);
+    end_fill(a.memory, 3 * MIB, 3);
+    struct tn_range parts[3]; /* that touch: one message if it were not for the limit */
+    for (uint64_t i = 0; i < 3; i++)
+        parts[i] = end_range(&a, i * MIB, i * MIB, MIB);
+    end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, parts, 3, NULL), TN_OK, "rc");
+    CHECK(memcmp(a.memory, b.memory, 3 * MIB) == 0);
+    ctl("max_msg_sz", 1L << 30);
+    close_pair(&a, &b);
+}
+
+static void test_region_limit(void)
+{
+    ctl("max_mr_size", 2 * MIB);
+    struct end a, b;
+    open_pair(&a, &b);
+    struct tn_range range = end_range(&a, 0, 0, 64);
+    char text[1024];
+    CHECK(a.theirs.memory.rkeys[0] == 0 && a.theirs.second.rkeys[0] != 0);
+    end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL), TN_OK, "tcp");
+    end_finish(end_submit(&a, TN_OP_READ, &a.theirs.second, &range, 1, NULL), TN_OK, "tcp");
+    tn_peer_explain(a.peer, &a.theirs.memory, TN_OP_WRITE, text, sizeof(text));
+    CHECK_TEXT(strstr(text, "verbs: the peer has not registered region"), text);
+    ctl("max_mr_size", 1L << 40);
+    close_pair(&a, &b);
+}
+
+static void test_registration_refused(void)
+{
+    struct end a, b;
+    struct tn_region *region;
+    open_pair(&a, &b);
+    ctl("reg_errno", ENOMEM);
+    CHECK(tn_region_open(a.engine, a.memory, 4096, TN_READ, NULL, &region) == TN_NOMEM);
+    CHECK(strstr(tn_last_error(), "RLIMIT_MEMLOCK") && strstr(tn_last_error(), "max_map_count"));
+    ctl("reg_errno", EFAULT);
+    CHECK(tn_region_open(a.engine, a.memory, 4096, TN_READ, NULL, &region) == TN_SYSTEM);
+    ctl("reg_errno", 0);
+    close_pair(&a, &b);
+}
+
+static void test_notifications(void)
+{
+    struct end a, b;
+    char text[TN_MAX_NOTIFY + 1], seen[TN_MAX_NOTIFY + 1];
+    open_pair(&a, &b);
+    struct tn_transfer *sent[3 * END_DEPTH];
+    struct tn_range range = end_range(&a, 0, 0, 64);
+    for (unsigned i = 0; i < 3 * END_DEPTH; i++) {
+        snprintf(text, sizeof(text), "%0*u", (int)(i * 21 + 2), i);
+        sent[i] = end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, text);
+    }
+    for (unsigned i = 0; i < 3 * END_DEPTH; i++) {
+        snprintf(text, sizeof(text), "%0*u", (int)(i * 21 + 2), i);
+        end_expect_note(&b, seen, sizeof(seen));
+        CHECK_TEXT(strcmp(text, seen) == 0, seen);
+    }
+    for (unsigned i = 0; i < 3 * END_DEPTH; i++)
+        end_finish(sent[i], TN_OK, "rc");
+    close_pair(&a, &b);
+}
+
+/* Of many in flight exactly one has the real error, those before it worked, those after it say what ended them, and each ends
+ * once (the engine's counts in close_pair and end_finish would show otherwise). */
+static void test_first_error_is_kept(void)
+{
+    struct end a, b;
+    open_pair(&a, &b);
+    struct tn_transfer *sent[40];
+    struct tn_range range = end_range(&a, 0, 0, 4096);
+    ctl("hold", 1);
+    ctl("fail_status", 12); /* retry exceeded */
+    ctl("fail_after", 10);
+    for (int i = 0; i < 40; i++)
+        sent[i] = end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL);
+    ctl("hold", 0);
+    for (int i = 0; i < 40; i++) {
+        struct tn_result result = end_result(sent[i]);
+        int expected = i < 10 ? TN_OK : i == 10 ? TN_VERBS : TN_FLUSHED;
+        CHECK_TEXT(result.status == expected, result.text);
+        CHECK_TEXT(i < 10 || strstr(result.text, "data path does not reach the peer"), result.text);
+        CHECK(i != 10 || (result.error == 12 && result.vendor == 0x99));
+    }
+    end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, "on"), TN_OK, "tcp");
+    /* The other end is not told: its next one finds nobody, the one after that takes the other path. */
+    range = end_range(&b, 0, 0, 4096);
+    end_finish(end_submit(&b, TN_OP_READ, &b.theirs.memory, &range, 1, NULL), TN_VERBS, "rc");
+    end_finish(end_submit(&b, TN_OP_READ, &b.theirs.memory, &range, 1, NULL), TN_OK, "tcp");
+    close_pair(&a, &b);
+}
+
+static void test_refused_access(void)
+{
+    struct end a, b;
+    open_pair(&a, &b);
+    struct tn_remote beyond = a.theirs.second;
+    struct tn_range range = end_range(&a, 0, 0, 4096);
+    CHECK(tn_region_close(b.second, SECOND) == TN_OK);
+    end_finish(end_submit(&a, TN_OP_READ, &beyond, &range, 1, NULL), TN_REMOTE_ACCESS, "rc");
+    /* Both ends notice that the queue pair is gone. */
+    end_finish(end_submit(&a, TN_OP_READ, &a.theirs.memory, &range, 1, NULL), TN_OK, "tcp");
+    range = end_range(&b, 0, 0, 4096);
+    end_finish(end_submit(&b, TN_OP_READ, &b.theirs.memory, &range, 1, NULL), TN_OK, "tcp");
+    close_pair(&a, &b);
+}
+
+static void test_closing_with_work_in_flight(void)
+{
+    for (long keep = 0; keep < 2; keep++) {
+        struct end a, b;
+        open_pair(&a, &b);
+        struct tn_transfer *sent[300];
+        struct tn_range range = end_range(&a, 0, 0, 4096);
+        ctl("keep_on_destroy", keep);
+        ctl("hold", 1);
+        for (int i = 0; i < 300; i++)
+            sent[i] = end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL);
+        tn_peer_down(a.peer, TN_CLOSED, "closed on purpose");
+        for (int i = 0; i < 300; i++) {
+            struct tn_result result = end_result(sent[i]);
+            CHECK_TEXT(result.status == TN_CLOSED, result.text);
+            CHECK_TEXT(strcmp(result.text, "closed on purpose") == 0, result.text);
+        }
+        ctl("keep_on_destroy", 0);
+        close_pair(&a, &b);
+    }
+}
+
+static void test_deadline_leaves_quiet_for_later(void)
+{
+    struct end a, b;
+    open_pair(&a, &b);
+    struct tn_range range = end_range(&a, 0, 0, 4096);
+    ctl("hold", 1);
+    struct tn_batch batch = {.op = TN_OP_WRITE,
+                             .providers = UINT32_MAX,
+                             .remotes = &a.theirs.memory,
+                             .ranges = &range,
+                             .n_remotes = 1,
+                             .n_ranges = 1,
+                             .deadline_ns = tn_now() + SECOND / 50};
+    struct tn_transfer *transfer;
+    CHECK(tn_submit(a.peer, &batch, &transfer) == TN_OK);
+    CHECK(tn_transfer_wait(transfer, 5 * SECOND) == TN_DEADLINE);
+    CHECK(tn_transfer_quiet(transfer) == 0);
+    ctl("hold", 0);
+    CHECK(tn_transfer_wait_quiet(transfer, 5 * SECOND) == 1);
+    tn_transfer_release(transfer);
+    end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL), TN_OK, "rc");
+    close_pair(&a, &b);
+}
+
+static void refuse_offer(struct end *a, const struct tn_verbs_offer *offer)
+{
+    CHECK(tn_verbs_connection_accept(a->connection, offer) == TN_PEER_REFUSED);
+}
+
+static void test_failed_connections_leave_nothing(void)
+{
+    struct end a, b;
+    open_pair(&a, &b);
+    long qps = count("qps"), mrs = count("mrs");
+    struct tn_verbs_offer good = a.theirs.offer, bad;
+    for (int i = 0; i < 300; i++) {
+        end_greet(&a);
+        bad = good, bad.queue_pair = 1u << 24, refuse_offer(&a, &bad);
+        bad = good, bad.mtu = 1500, refuse_offer(&a, &bad);
+        bad = good, bad.rail = TN_MAX_RAILS, refuse_offer(&a, &bad);
+        bad = good, bad.link_layer = 1, refuse_offer(&a, &bad);
+        bad = good, bad.ring_slots = 0, refuse_offer(&a, &bad);
+        bad = good, bad.ring_address = UINT64_MAX - 100, refuse_offer(&a, &bad);
+        memset(bad.gid, 0, sizeof(bad.gid)), bad.ring_address = good.ring_address,
+                                             refuse_offer(&a, &bad);
+        ctl("modify_errno", EINVAL);
+        CHECK(tn_verbs_connection_accept(a.connection, &good) == TN_SYSTEM);
+        CHECK_TEXT(strstr(tn_last_error(), "refuses RTR") && strstr(tn_last_error(), "10.9.0.1"),
+                   tn_last_error());
+        ctl("modify_errno", 0);
+        tn_verbs_connection_close(a.connection);
+        ctl("create_errno", EOPNOTSUPP);
+        CHECK(tn_verbs_connection_open(a.rail, &a.connection) == TN_SYSTEM);
+        CHECK_TEXT(strstr(tn_last_error(), "fake0 (vendor"), tn_last_error());
+        ctl("create_errno", 0);
+    }
+    CHECK(count("qps") == qps && count("mrs") == mrs);
+    close_pair(&a, &b);
+}
+
+/* More connections than one completion queue has room for. */
+static void test_many_connections(void)
+{
+    static struct tn_verbs_connection *many[200];
+    struct end a, b;
+    ctl("max_cqe", 8192);
+    open_pair(&a, &b);
+    for (int i = 0; i < 200; i++)
+        CHECK(tn_verbs_connection_open(a.rail, &many[i]) == TN_OK);
+    CHECK(count("cqs") > 2);
+    for (int i = 0; i < 200; i++)
+        tn_verbs_connection_close(many[i]);
+    ctl("max_cqe", 1 << 20);
+    move_rows(&a, 100);
+    close_pair(&a, &b);
+}
+
+static void test_probe(void)
+{
+    char text[256];
+    struct tn_verbs_port ports[2];
+    uint8_t gids[4][TN_VERBS_GID];
+    CHECK(tn_verbs_probe(library, text, sizeof(text)) == TN_OK && strstr(text, "fake0"));
+    CHECK(tn_verbs_ports(library, ports, 2) == 1 && ports[0].active_mtu == 1024 &&
+          ports[0].link_layer == 2);
+    CHECK(tn_verbs_gids(library, "fake0", 1, gids[0], 4) == 4 && gids[1][10] == 0xff &&
+          !gids[3][0]);
+    CHECK(tn_verbs_gids(library, "fake0", 2, gids[0], 4) == TN_UNAVAILABLE);
+    CHECK(tn_verbs_gids(library, "fake1", 1, gids[0], 4) == TN_UNAVAILABLE);
+    for (long devices = -1; devices < 1; devices++) {
+        ctl("devices", devices);
+        CHECK(tn_verbs_probe(library, text, sizeof(text)) == TN_UNAVAILABLE &&
+              strstr(text, "no RDMA devices"));
+        CHECK(tn_verbs_ports(library, ports, 2) == 0);
+    }
+    ctl("devices", 1);
+    CHECK(tn_verbs_probe("/nonexistent.so", text, sizeof(text)) == TN_UNAVAILABLE &&
+          strstr(text, "install"));
+    CHECK(tn_verbs_probe("libc.so.6", text, sizeof(text)) == TN_UNAVAILABLE &&
+          strstr(text, "ibv_get_device_list"));
+    tn_verbs_probe(NULL, text, sizeof(text)); /* whatever this machine has: it must not crash */
+}
+
+int main(void)
+{
+    const char *folder = getenv("TN_FAKES");
+    snprintf(library, sizeof(library), "%s/fakeverbs.so", folder ? folder : ".");
+    void *double_ = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    if (!double_) {
+        printf("skipped: %s\n", dlerror());
+        return 77;
+    }
+    *(void **)&ctl = dlsym(double_, "fakeverbs_ctl");
+    CHECK(ctl);
+    test_probe();
+    test_any_number_of_requests();
+    test_full_send_queue();
+    test_refused_work_request_is_an_error();
+    test_message_limit();
+    test_region_limit();
+    test_registration_refused();
+    test_notifications();
+    test_first_error_is_kept();
+    test_refused_access();
+    test_closing_with_work_in_flight();
+    test_deadline_leaves_quiet_for_later();
+    test_failed_connections_leave_nothing();
+    test_many_connections();
+    return 0;
+}

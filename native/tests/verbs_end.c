@@ -1,0 +1,157 @@
+#include "tests/verbs_end.h"
+
+#include <arpa/inet.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static void open_rail(struct end *end, const char *device)
+{
+    struct tn_verbs_rail_options options = {.piece_bytes = MIB,
+                                            .window_bytes = 32 * MIB,
+                                            .port = 1,
+                                            .gid_index = 1,
+                                            .send_depth = END_SENDS,
+                                            .notify_slots = END_DEPTH,
+                                            .inline_bytes = 64,
+                                            .timeout = 14,
+                                            .retry_count = 7,
+                                            .rnr_retry = 6,
+                                            .min_rnr_timer = 14,
+                                            .hop_limit = 64};
+    snprintf(options.device, sizeof(options.device), "%s", device);
+    CHECK(tn_verbs_rail_open(end->verbs, &options, &end->rail) == TN_OK);
+}
+
+void end_open(struct end *end, const char *library, const char *device, uint8_t mark, size_t bytes)
+{
+    struct tn_engine_options options = {.incarnation = {mark},
+                                        .liveness_ns = 5 * SECOND,
+                                        .inline_bytes = 65536,
+                                        .chunk_bytes = MIB,
+                                        .notify_depth = END_DEPTH,
+                                        .max_regions = 1024,
+                                        .stream_window = 16,
+                                        .order = {TN_PROVIDER_VERBS, TN_PROVIDER_TCP},
+                                        .providers = 2};
+    memset(end, 0, sizeof(*end));
+    CHECK(tn_engine_open(&options, &end->engine) == TN_OK);
+    CHECK(tn_verbs_open(end->engine, library, &end->verbs) == TN_OK);
+    open_rail(end, device);
+    end->bytes = bytes;
+    end->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(end->memory != MAP_FAILED);
+    CHECK(tn_region_open(end->engine, end->memory, bytes, TN_READ | TN_WRITE, NULL, &end->region) ==
+          TN_OK);
+    CHECK(tn_region_open(end->engine, end->memory + bytes - MIB, MIB, TN_READ, NULL,
+                         &end->second) == TN_OK);
+}
+
+void end_greet(struct end *end)
+{
+    CHECK(tn_verbs_connection_open(end->rail, &end->connection) == TN_OK);
+    tn_verbs_connection_offer(end->connection, &end->ours.offer);
+    tn_region_describe(end->region, &end->ours.memory);
+    tn_region_describe(end->second, &end->ours.second);
+}
+
+void end_accept(struct end *end, uint8_t their_mark)
+{
+    uint8_t incarnation[TN_INCARNATION_BYTES] = {their_mark};
+    CHECK(tn_verbs_connection_accept(end->connection, &end->theirs.offer) == TN_OK);
+    CHECK(tn_verbs_connection_accept(end->connection, &end->theirs.offer) == TN_INVALID);
+    CHECK(tn_peer_open(end->engine, incarnation, 1, &end->peer) == TN_OK);
+    CHECK(tn_verbs_connection_attach(end->connection, end->peer) == TN_OK);
+    end->connection = NULL;
+}
+
+void end_up(struct end *end, int fd)
+{
+    CHECK(tn_peer_up(end->peer, fd, TN_PROVIDER_TCP, END_DEPTH) == TN_OK);
+}
+
+void end_close(struct end *end)
+{
+    CHECK(tn_region_close(end->region, 5 * SECOND) == TN_OK);
+    tn_region_release(end->region);
+    CHECK(tn_region_close(end->second, 5 * SECOND) == TN_OK);
+    tn_region_release(end->second);
+    if (end->peer)
+        tn_peer_release(end->peer);
+    tn_engine_close(end->engine);
+    munmap(end->memory, end->bytes);
+}
+
+struct tn_range end_range(struct end *end, uint64_t local, uint64_t remote, uint64_t bytes)
+{
+    return (struct tn_range){.local_address = (uintptr_t)end->memory + local,
+                             .local_region = end->region,
+                             .remote_offset = remote,
+                             .length = bytes,
+                             .rows = 1};
+}
+
+struct tn_transfer *end_submit(struct end *end, uint32_t op, const struct tn_remote *remote,
+                               const struct tn_range *ranges, uint64_t n_ranges, const char *notify)
+{
+    struct tn_batch batch = {.op = op,
+                             .providers = UINT32_MAX,
+                             .remotes = remote,
+                             .ranges = ranges,
+                             .n_remotes = 1,
+                             .n_ranges = n_ranges,
+                             .deadline_ns = tn_now() + 20 * SECOND,
+                             .notify = notify,
+                             .notify_length = notify ? (uint32_t)strlen(notify) : 0};
+    struct tn_transfer *transfer;
+    CHECK(tn_submit(end->peer, &batch, &transfer) == TN_OK);
+    return transfer;
+}
+
+struct tn_result end_result(struct tn_transfer *transfer)
+{
+    struct tn_result result;
+    tn_transfer_wait(transfer, 30 * SECOND);
+    CHECK(tn_transfer_wait_quiet(transfer, 5 * SECOND) == 1);
+    tn_transfer_result(transfer, &result);
+    tn_transfer_release(transfer);
+    return result;
+}
+
+void end_finish(struct tn_transfer *transfer, int expected, const char *path)
+{
+    struct tn_result result = end_result(transfer);
+    CHECK_TEXT(result.status == expected,
+               result.text[0] ? result.text : tn_status_name(result.status));
+    CHECK_TEXT(!path || strcmp(result.path, path) == 0, result.path);
+}
+
+void end_expect_note(struct end *end, char *text, size_t capacity)
+{
+    struct tn_notification got;
+    CHECK(tn_notification_wait(end->engine, 20 * SECOND) == 1);
+    CHECK(tn_notification_poll(end->engine, &got) == 1);
+    CHECK(got.length < capacity);
+    memcpy(text, got.payload, got.length);
+    text[got.length] = 0;
+}
+
+void end_fill(uint8_t *bytes, size_t count, unsigned seed)
+{
+    for (size_t i = 0; i < count; i++)
+        bytes[i] = (uint8_t)(seed + i * 2654435761u / 65536);
+}
+
+void end_sockets(int fds[2])
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof(at);
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(bind(listener, (struct sockaddr *)&at, length) == 0 && listen(listener, 1) == 0);
+    CHECK(getsockname(listener, (struct sockaddr *)&at, &length) == 0);
+    fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK(connect(fds[0], (struct sockaddr *)&at, length) == 0);
+    fds[1] = accept(listener, NULL, NULL);
+    CHECK(fds[1] >= 0);
+    close(listener);
+}
