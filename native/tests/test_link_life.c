@@ -358,6 +358,31 @@ static void test_silence(bool is_unix)
     fake_pair_close(&a, &b);
 }
 
+/* What an idle link gives back is made anew when it is needed. */
+static void test_rest(bool is_unix)
+{
+    struct fake_host a, b;
+    fake_pair(&a, &b, is_unix, NULL);
+    struct tn_region *region = own(&b, TN_READ | TN_WRITE);
+    for (int i = 0; i < 6; i++) {
+        struct tn_transfer *transfer =
+            fake_move(&a, i % 2 ? TN_OP_READ : TN_OP_WRITE, region, 0, ours, 3 << 20);
+        while (!fake_quiet(transfer)) {
+            turns(&a, 1);
+            tn_link_tick(a.link, tn_now());
+            turns(&b, 1);
+            tn_link_tick(b.link, tn_now());
+        }
+        CHECK(fake_status(transfer) == TN_OK);
+        tn_transfer_unreference(transfer);
+        for (int ticks = 0; ticks < 3; ticks++) {
+            tn_link_tick(a.link, tn_now());
+            tn_link_tick(b.link, tn_now());
+        }
+    }
+    fake_pair_close(&a, &b);
+}
+
 /* A process that was stopped itself must not call its peers lost for the time when it did not
  * look. */
 static void test_own_sleep(bool is_unix)
@@ -463,6 +488,7 @@ int main(void)
         test_cancel_read(is_unix);
         test_silence(is_unix);
         test_own_sleep(is_unix);
+        test_rest(is_unix);
         test_farewell(is_unix);
         test_flood(is_unix, 64, 64, 1 << 20);
         test_flood(is_unix, 64, 1, 4096);

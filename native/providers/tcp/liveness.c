@@ -52,13 +52,18 @@ uint64_t tn_link_tick(struct tn_link *link, uint64_t now)
     uint64_t beat = link->host->liveness_ns / 4;
     uint64_t next = UINT64_MAX;
     tn_link_enter(link);
-    tn_link_shrink(link);
-    if (!link->dead)
+    if (!link->dead) {
+        tn_link_rest_staging(link);
+        tn_link_rest_requests(link);
+        tn_link_rest_pool(link);
         check_blocked(link, now);
+    }
     if (!link->dead) {
         uint64_t heard = atomic_load_explicit(&link->last_heard, memory_order_relaxed);
         check_silence(link, now, heard);
         next = heard + beat > now ? heard + beat : now + beat;
+        uint64_t lost = heard + link->host->liveness_ns;
+        next = lost > now && lost < next ? lost : next;
     }
     if (link->dead)
         next = UINT64_MAX;

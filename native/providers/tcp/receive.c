@@ -108,53 +108,55 @@ static void begin_message(struct tn_link *link, const struct tn_header *header)
                                   .buffer = buffer};
 }
 
+/* Answers to what this side has asked; false if it has not. */
+static bool handle_answer(struct tn_link *link, const struct tn_header *header)
+{
+    switch ((enum tn_frame_type)header->type) {
+    case TN_FRAME_DATA:
+        return tn_link_take_data(link, header);
+    case TN_FRAME_WRITE_DONE:
+        return tn_link_take_write_done(link, header);
+    case TN_FRAME_NOTIFY_DONE:
+        return tn_link_take_notify_done(link, header);
+    case TN_FRAME_SEGMENT_FD:
+        return tn_link_take_segment(link, header);
+    default: /* PONG: that it was heard is all */
+        return true;
+    }
+}
+
 static void handle(struct tn_link *link, const struct tn_header *header)
 {
-    bool known = true;
+    bool allowed = true;
     switch ((enum tn_frame_type)header->type) {
     case TN_FRAME_PING:
         tn_link_signal(link, &link->pong, 1);
         break;
-    case TN_FRAME_PONG:
-        break; /* that it was heard is all */
     case TN_FRAME_READ:
         tn_link_serve_read(link, header);
         break;
     case TN_FRAME_WRITE:
         tn_link_serve_write(link, header);
         break;
-    case TN_FRAME_DATA:
-        known = tn_link_take_data(link, header);
-        break;
-    case TN_FRAME_WRITE_DONE:
-        known = tn_link_take_write_done(link, header);
-        break;
     case TN_FRAME_NOTIFY:
     case TN_FRAME_CONTROL:
         begin_message(link, header);
-        break;
-    case TN_FRAME_NOTIFY_DONE:
-        known = tn_link_take_notify_done(link, header);
         break;
     case TN_FRAME_CREDIT:
         link->host->credited(link->host, link->peer, (uint32_t)header->length);
         break;
     case TN_FRAME_SEGMENT:
-        known = tn_link_serve_segment(link, header);
-        break;
-    case TN_FRAME_SEGMENT_FD:
-        known = tn_link_take_segment(link, header);
+        allowed = tn_link_serve_segment(link, header);
         break;
     case TN_FRAME_BYE:
-        link->said_bye = true;
         tn_link_break(link, TN_PEER_LOST, "the peer closed its engine");
         break;
-    case TN_FRAME_TYPES:
+    default:
+        allowed = handle_answer(link, header);
         break;
     }
-    if (!known && !link->dead)
-        violation(link,
-                  "an answer to something that was not asked, or more requests than are allowed");
+    if (!allowed && !link->dead)
+        violation(link, "an answer to nothing that was asked, or more requests than are allowed");
 }
 
 static void parse(struct tn_link *link)
@@ -210,7 +212,7 @@ static void grow(struct tn_link *link)
     link->room = TN_LINK_STAGING_BUSY;
 }
 
-void tn_link_shrink(struct tn_link *link)
+void tn_link_rest_staging(struct tn_link *link)
 {
     bool needed = link->used_room || staged_bytes(link) > TN_LINK_STAGING_IDLE;
     link->used_room = false;

@@ -53,7 +53,8 @@ static void queue_request(struct tn_link *link, struct tn_transfer *transfer,
     request->length = piece->length;
     request->busy = true;
     request->sent = false;
-    request->serial++;
+    request->serial = ++link->last_serial;
+    link->used_requests = true;
     tn_frame_init(&request->frame, TN_OF_REQUEST, read ? TN_FRAME_READ : TN_FRAME_WRITE);
     struct tn_header *header = &request->frame.header;
     header->id = (uint64_t)request->serial << 32 | index_of(link, request);
@@ -222,6 +223,19 @@ void tn_link_cancel(void *self, struct tn_transfer *transfer)
     }
     tn_link_leave(link);
     tn_transfer_unreference(transfer);
+}
+
+void tn_link_rest_requests(struct tn_link *link)
+{
+    bool needed = link->used_requests || link->idle < link->window ||
+                  !tn_list_empty(&link->reads) || !tn_list_empty(&link->write_transfers);
+    link->used_requests = false;
+    if (needed || !link->requests)
+        return;
+    free(link->requests);
+    link->requests = NULL;
+    tn_list_init(&link->idle_requests);
+    link->idle = 0;
 }
 
 static void fail_queue(struct tn_list *queue, int status, const char *text)

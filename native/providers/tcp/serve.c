@@ -33,6 +33,7 @@ static struct tn_answer *take_answer(struct tn_link *link, const struct tn_heade
     struct tn_answer *answer =
         tn_container(tn_list_take_first(&link->idle_answers), struct tn_answer, frame.node);
     link->answers_busy++;
+    link->used_pool = true;
     tn_frame_init(&answer->frame, TN_OF_ANSWER, type);
     answer->region = NULL;
     answer->length = request->length;
@@ -144,6 +145,17 @@ int tn_link_revoke(void *self, struct tn_region *region)
     }
     tn_link_leave(link);
     return gone;
+}
+
+void tn_link_rest_pool(struct tn_link *link)
+{
+    bool needed = link->used_pool || link->answers_busy;
+    link->used_pool = false;
+    if (needed || !link->pool)
+        return;
+    free(link->pool);
+    link->pool = NULL;
+    tn_list_init(&link->idle_answers);
 }
 
 void tn_link_serve_fini(struct tn_link *link)

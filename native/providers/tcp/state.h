@@ -56,8 +56,7 @@ struct tn_request {
     uint8_t *local;
     uint64_t length;
     bool busy, sent;
-    uint32_t
-        serial; /* upper half of the id, so that a late answer to an earlier use is told apart */
+    uint32_t serial; /* upper half of the id: an answer to an earlier use is told apart */
 };
 
 /* One of the peer's, from its arrival until the answer is sent. */
@@ -128,7 +127,8 @@ struct tn_link {
         write_transfers;         /* transfers with pieces left, each queue served in turn */
     struct tn_request *requests; /* `window` of them, made at first use */
     struct tn_list idle_requests;
-    uint32_t idle;
+    uint32_t idle, last_serial;
+    bool used_requests;           /* since the last tick, as the other used_ */
     uint64_t read_ahead, reading; /* limit, and bytes asked for */
     uint64_t writing;             /* bytes queued and unsent */
     struct tn_list notifying;     /* messages sent and not acknowledged, oldest first */
@@ -141,20 +141,23 @@ struct tn_link {
     struct tn_answer *pool; /* 4 windows of them, made at first use */
     struct tn_list idle_answers;
     uint32_t pool_size, answers_busy, segments_busy;
+    bool used_pool;
     bool paused; /* no answer is idle: the peer does not read, so we do not either */
 
     /* Receiving. */
     struct tn_sink sink;
     uint8_t *staging; /* its size is `room`; either `small` or an allocation */
     uint32_t room;
-    bool used_room; /* since the last tick */
+    bool used_room;
     uint8_t *small;
     uint32_t begin, end; /* unparsed bytes in it */
     int came_fd;         /* a descriptor that came and waits for its header; -1 none */
-    bool said_bye;
 
     _Atomic uint64_t last_heard, last_beat, beats, stalls, served, served_bytes;
 };
+
+/* The three tn_link_rest_* give back what an idle link can do without, if it was not used since the
+ * last tick. */
 
 /* link.c */
 void tn_link_enter(struct tn_link *link);
@@ -175,8 +178,7 @@ void tn_link_pump(struct tn_link *link, uint64_t budget);
 
 /* receive.c */
 void tn_link_receive(struct tn_link *link, uint32_t events);
-void tn_link_shrink(
-    struct tn_link *link); /* gives the large staging buffer back if it was not needed lately */
+void tn_link_rest_staging(struct tn_link *link);
 
 /* request.c */
 void tn_link_queue_transfer(struct tn_link *link, struct tn_transfer *transfer);
@@ -187,6 +189,7 @@ bool tn_link_take_data(struct tn_link *link,
 bool tn_link_take_write_done(struct tn_link *link, const struct tn_header *header);
 void tn_link_data_here(struct tn_link *link, struct tn_request *request); /* all of its bytes */
 void tn_link_cancel(void *link, struct tn_transfer *transfer);
+void tn_link_rest_requests(struct tn_link *link);
 void tn_link_fail_requests(struct tn_link *link, int status, const char *text);
 
 /* serve.c */
@@ -196,6 +199,7 @@ void tn_link_serve_write(struct tn_link *link, const struct tn_header *header);
 void tn_link_write_here(struct tn_link *link, struct tn_answer *answer);
 void tn_link_answer_sent(struct tn_link *link, struct tn_answer *answer);
 int tn_link_revoke(void *link, struct tn_region *region);
+void tn_link_rest_pool(struct tn_link *link);
 void tn_link_serve_fini(struct tn_link *link);
 
 /* message.c */
