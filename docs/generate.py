@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from transport import errors
 from transport.cli import commands
 from transport.config import TABLE
 
@@ -83,7 +84,49 @@ def _option(option: click.Option) -> str:
     return f"| `{' '.join(words)}` | {text} |"
 
 
-PAGES = {"reference/settings.md": settings_page, "reference/cli.md": cli_page}
+def errors_page() -> str:
+    tree = (errors.__doc__ or "").partition("\n\n")[2].rstrip()
+    classes = [
+        f".. autoexception:: transport.errors.{name}\n   :members:\n   :show-inheritance:"
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    ]
+    lines = [
+        "# Errors",
+        "",
+        NOTE,
+        "Every exception that the library raises is a `TransportError`. `retryable` says whether",
+        "the same call may succeed later with nothing else changed. All of them pickle with their",
+        "attributes.",
+        "",
+        "```text",
+        tree,
+        "```",
+        "",
+        "A transfer that fails because of its peer raises `PeerLost`, which is a `PeerError` and a",
+        "`TransferError`. `DeadlineExceeded` is a `TimeoutError` too, `InvalidUse` a `ValueError`,",
+        "`NativeError` an `OSError`.",
+        "",
+        "```{eval-rst}",
+        *classes,
+        "```",
+        "",
+        "## Native status codes",
+        "",
+        "What C functions return, and `TransferError.status`:",
+        "",
+        "| number | name |",
+        "| --- | --- |",
+        *(f"| {int(status)} | `{status.name}` |" for status in errors.Status),
+    ]
+    return "\n".join([*lines, ""])
+
+
+PAGES = {
+    "reference/errors.md": errors_page,
+    "reference/settings.md": settings_page,
+    "reference/cli.md": cli_page,
+}
 
 
 def main() -> None:

@@ -17,7 +17,9 @@ def load_generator():
     return module
 
 
-@pytest.mark.parametrize("name", ["reference/settings.md", "reference/cli.md"])
+@pytest.mark.parametrize(
+    "name", ["reference/settings.md", "reference/cli.md", "reference/errors.md"]
+)
 def test_a_generated_page_says_what_the_code_says(name):
     written = (DOCS / name).read_text()
     assert written == load_generator().PAGES[name](), "run: python docs/generate.py"
