@@ -1,0 +1,112 @@
+"""The contract that every provider keeps: rules as pytest tests, plugged in by a class attribute.
+
+    from transport.testing.contract import Contract, Way
+
+    class TestMine(Contract):
+        way = Way("mine", "mine-path", near={"providers": ("mine",)}, far={"providers": ("mine",)})
+
+May import everything of the package and pytest. The far side is another process, so that the rules
+hold where they matter; both sides are shared by the tests of a class, and a test that breaks one
+makes its own (`fresh`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from transport.engine.engine import Engine
+from transport.testing.contract_data import DataRules
+from transport.testing.contract_ends import EndRules
+from transport.testing.contract_refusals import RefusalRules
+from transport.testing.contract_waiting import WaitingRules
+from transport.testing.processes import PeerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from transport.memory.remote import RemoteRegion
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of moving bytes, and how to bring it about."""
+
+    provider: str
+    path: str
+    """What Transfer.path says."""
+    pool: bool = False
+    """Whether the far memory comes from Engine.empty."""
+    near: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of Engine on this side."""
+    far: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of Engine on the other side."""
+    prepare: str = ""
+    """Python text that the far process runs before it opens an engine."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of the far process."""
+
+
+class FarSide(PeerProcess):
+    """The other process, with its engine open."""
+
+    def __init__(self, way: Way, **options: Any) -> None:
+        super().__init__(**way.environment)
+        self.way = way
+        if way.prepare:
+            self.call("run", way.prepare)
+        self.incarnation, self.addresses = self.reopen(**options)
+
+    def reopen(self, **options: Any) -> tuple[bytes, tuple[str, ...]]:
+        """A new engine in the same process."""
+        found: tuple[bytes, tuple[str, ...]] = self.call("open", **{**self.way.far, **options})
+        self.incarnation, self.addresses = found
+        return found
+
+    def make(self, name: str, nbytes: int, **options: Any) -> RemoteRegion:
+        """Registered memory with a pattern in it (see Servant.make), of the way's kind."""
+        remote: RemoteRegion = self.call("make", name, nbytes, **{"pool": self.way.pool, **options})
+        return remote
+
+    def content(self, name: str) -> bytes:
+        content: bytes = self.call("content", name)
+        return content
+
+
+class Contract(DataRules, RefusalRules, WaitingRules, EndRules):
+    """All rules. A subclass whose name begins with Test sets `way`."""
+
+    way: Way
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def near(cls) -> Iterator[Engine]:
+        """The engine of this process, which begins every transfer."""
+        with Engine(**cls.way.near) as engine:
+            yield engine
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def far(cls) -> Iterator[FarSide]:
+        """The other process, shared: leave it as it was."""
+        with FarSide(cls.way) as process:
+            yield process
+
+    @pytest.fixture
+    def fresh(self) -> Iterator[Callable[..., FarSide]]:
+        """Makes far processes that a test may stop and kill."""
+        with contextlib.ExitStack() as stack:
+
+            def make(**options: Any) -> FarSide:
+                return stack.enter_context(FarSide(self.way, **options))
+
+            yield make
+
+    @pytest.fixture
+    def own(self) -> Iterator[Engine]:
+        """An engine of this process that a test may close."""
+        with Engine(**self.way.near) as engine:
+            yield engine

@@ -1,0 +1,130 @@
+"""Rules of the contract: nothing hangs, nothing is freed early, the first error is told."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from transport.errors import InvalidUse, PeerLost, StaleRegion, TransferError
+from transport.testing.contract_data import WAIT
+from transport.testing.servant import pattern
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.engine.engine import Engine
+    from transport.testing.contract import FarSide, Way
+
+
+class EndRules:
+    """Killed peers, dropped objects, closing with transfers in flight."""
+
+    way: Way
+
+    def test_a_killed_peer_fails_its_transfers_at_once(
+        self, own: Engine, far: FarSide, fresh: Callable[..., FarSide]
+    ) -> None:
+        doomed = fresh()
+        big, other = doomed.make("x", 64 << 20), far.make("x", 64 << 10, seed=1)
+        own.read(big.bytes(0, 10), bytearray(10)).wait(WAIT)
+        doomed.stop()
+        into = np.zeros(64 << 20, np.uint8)
+        transfers = [own.write(into, big, notify=b"never read") for _ in range(3)]
+        doomed.kill()
+        began = time.monotonic()
+        for transfer in transfers:
+            with pytest.raises(PeerLost) as caught:
+                transfer.wait(WAIT)
+            assert isinstance(caught.value, TransferError)
+            assert caught.value.retryable
+        assert time.monotonic() - began < 1.0
+        for transfer in transfers:
+            assert transfer.wait_quiet(WAIT)
+        own.read(other, found := bytearray(64 << 10)).wait(WAIT)
+        assert bytes(found) == pattern(1, 64 << 10).tobytes()
+
+    def test_use_of_a_dead_peer(self, own: Engine, fresh: Callable[..., FarSide]) -> None:
+        doomed = fresh()
+        remote = doomed.make("x", 100)
+        own.read(remote, bytearray(100)).wait(WAIT)
+        doomed.kill()
+        began = time.monotonic()
+        with pytest.raises((PeerLost, StaleRegion)):
+            own.read(remote, bytearray(100)).wait(WAIT)
+        assert time.monotonic() - began < 1.0
+
+    def test_a_peer_that_returns_is_used_again(
+        self, own: Engine, fresh: Callable[..., FarSide]
+    ) -> None:
+        for seed in range(3):
+            far = fresh()
+            remote = far.make("x", 100_000, seed=seed)
+            into = bytearray(100_000)
+            own.read(remote, into).wait(WAIT)
+            assert bytes(into) == pattern(seed, 100_000).tobytes()
+            far.kill()
+
+    def test_the_tensor_may_be_dropped_after_submit(self, near: Engine, far: FarSide) -> None:
+        nbytes = 4 << 20
+        remote = far.make("x", nbytes)
+        transfers = [near.write(pattern(seed, nbytes), remote) for seed in range(8)]
+        gc.collect()
+        noise = [np.full(nbytes, 0xEE, np.uint8) for _ in range(8)]
+        for transfer in transfers:
+            transfer.wait(WAIT)
+        near.write(pattern(9, nbytes), remote).wait(WAIT)
+        assert far.content("x") == pattern(9, nbytes).tobytes()
+        del noise
+
+    def test_the_transfer_may_be_dropped_after_submit(self, near: Engine, far: FarSide) -> None:
+        nbytes = 4 << 20
+        remote = far.make("x", nbytes)
+        for seed in range(8):
+            near.write(pattern(seed, nbytes), remote, notify=b"%d" % seed)
+            gc.collect()
+        assert len(far.call("notifications", 8, WAIT)) == 8
+
+    def test_closing_the_engine_ends_its_transfers(
+        self, own: Engine, fresh: Callable[..., FarSide]
+    ) -> None:
+        far = fresh()
+        remote = far.make("x", 100)
+        far.stop()
+        transfer = own.read(remote, bytearray(100))
+        began = time.monotonic()
+        own.close()
+        assert time.monotonic() - began < 5.0
+        with pytest.raises(TransferError):
+            transfer.wait(WAIT)
+        assert transfer.quiet
+        with pytest.raises(InvalidUse):
+            own.read(remote, bytearray(100))
+        own.close()
+
+    def test_a_region_can_be_closed_while_it_is_used(self, near: Engine, far: FarSide) -> None:
+        nbytes = 16 << 20
+        remote = far.make("x", nbytes)
+        transfers = [near.write(pattern(1, nbytes), remote) for _ in range(4)]
+        far.call("close_region", "x")
+        for transfer in transfers:
+            if transfer.wait_quiet(WAIT) and transfer.exception() is not None:
+                assert isinstance(transfer.exception(), StaleRegion)
+        content = far.content("x")
+        time.sleep(0.05)
+        assert far.content("x") == content
+
+    def test_explain_and_counters(self, near: Engine, far: FarSide) -> None:
+        remote = far.make("x", 1000)
+        near.read(remote, bytearray(1000)).wait(WAIT)
+        peer = next(p for p in near.peers if p.incarnation == far.incarnation)
+        assert peer.connected
+        assert peer.pid == far.pid
+        counters = peer.counters()[self.way.provider]
+        assert counters["operations"] >= 1
+        assert counters["bytes"] >= 1000
+        assert any("ok" in line for line in peer.explain(remote))
+        assert self.way.provider in peer.providers

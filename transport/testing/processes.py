@@ -1,0 +1,113 @@
+"""Starts, commands, stops and kills processes with an engine in them.
+
+May import the servant's types. The child is spawned, never forked: it gets a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_PATIENCE = 60.0  # seconds for one answer; more than any rule needs
+
+
+class PeerProcess:
+    """A servant (transport.testing.servant) in a process of its own.
+
+    `call("make", "weights", 4096)` asks and waits for the answer; `begin` asks, `answer` waits.
+    """
+
+    def __init__(self, **environment: str) -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "transport.testing.servant", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+                stdin=subprocess.DEVNULL,
+            )
+            self._connection: Connection[Any, Any] = Connection(ours.detach())
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def call(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        """Runs a method of the servant; raises what it raised."""
+        self.begin(method, *arguments, **keywords)
+        return self.answer()
+
+    def begin(self, method: str, *arguments: Any, **keywords: Any) -> None:
+        self._connection.send((method, arguments, keywords))
+
+    def answer(self, timeout: float = _PATIENCE) -> Any:
+        if not self._connection.poll(timeout):
+            raise TimeoutError(f"process {self.pid} did not answer within {timeout:g} s")
+        worked, value = self._connection.recv()
+        if not worked:
+            raise value
+        return value
+
+    def stop(self) -> None:
+        """Freezes it; nobody but the kernel answers for it then."""
+        self._signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """Ends it at once, as a crash of the machine's OOM killer would."""
+        self._signal(signal.SIGKILL)
+        self.process.wait(_PATIENCE)
+
+    def close(self) -> int:
+        """Lets it end by itself; its exit code."""
+        self._connection.close()
+        with contextlib.suppress(ProcessLookupError):
+            self.go_on()
+        try:
+            return self.process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+    def _signal(self, number: int) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def run_program(code: str, *arguments: str, timeout: float = _PATIENCE) -> tuple[int, str, str]:
+    """Runs Python text in a fresh interpreter: exit code, standard output, standard error."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
