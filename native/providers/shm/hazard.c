@@ -1,5 +1,3 @@
-#define _GNU_SOURCE /* F_DUPFD_CLOEXEC */
-
 #include "providers/shm/hazard.h"
 
 #include <fcntl.h>

@@ -1,6 +1,4 @@
 /* Private memory of a peer, through process_vm_readv and process_vm_writev. */
-#define _GNU_SOURCE /* struct iovec in uio.h */
-
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
