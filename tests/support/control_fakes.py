@@ -1,4 +1,4 @@
-"""Doubles for the control plane: a native engine that only remembers, and providers that only talk."""
+"""Doubles for the control plane: a native engine that only remembers, providers that only talk."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 
 from transport.config import Settings
@@ -19,14 +20,19 @@ from transport.types import Offer
 SECRET = Secret(b"a secret for the tests only")
 
 
+def descriptors():
+    """How many descriptors this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 class FakePeer:
-    """What tn_peer_open returns: the link frames are whole datagram-like reads of a thread."""
+    """What tn_peer_open returns."""
 
     def __init__(self, border, incarnation, cookie):
         self.border, self.incarnation, self.cookie = border, incarnation, cookie
         self.pointer = self
         self.state = Status.PENDING
-        self.fd = self.provider = self.depth = self.text = None
+        self.sock = self.reader = self.provider = self.depth = self.text = None
         self.released = False
 
 
@@ -34,7 +40,7 @@ class FakeBorder:
     """A native engine with the documented behaviour of peers and events and no data path."""
 
     def __init__(self):
-        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) if hasattr(os, "eventfd") else -1
+        self.event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.events = deque()
         self.peers = []
         self.full = 0  # sends that find no room first
@@ -84,14 +90,11 @@ class FakeBorder:
             self.publish(Event(PEER_DOWN, peer.cookie, status, text))
 
     def down(self, peer, status, text):
-        was_up = peer.state == Status.OK and hasattr(peer, "sock")
+        was_up = peer.state == Status.OK and peer.sock is not None
         self._fail(peer, status, text)
         if was_up:
             with contextlib.suppress(OSError):
                 peer.sock.shutdown(socket.SHUT_RDWR)
-            if threading.current_thread() is not peer.reader:
-                peer.reader.join(5)
-            peer.sock.close()
 
     def send(self, peer, data):
         if self.full:
@@ -108,6 +111,9 @@ class FakeBorder:
     def close(self):
         for peer in self.peers:
             self.down(peer, Status.CLOSED, "closed")
+            if peer.sock is not None:
+                peer.reader.join(5)
+                peer.sock.close()
         os.close(self.event_fd)
 
 
@@ -166,7 +172,14 @@ class TalkingEndpoint:
 
 
 def make_plane(
-    *, incarnation=None, listen=None, secret=SECRET, endpoints=None, advertise=None, on_lost=None, **settings
+    *,
+    incarnation=None,
+    listen=None,
+    secret=SECRET,
+    endpoints=None,
+    advertise=None,
+    on_lost=None,
+    **settings,
 ):
     """A plane over a fake border; `.border` and `.lost` beside the plane's own attributes."""
     border, lost = FakeBorder(), []

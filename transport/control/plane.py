@@ -206,13 +206,13 @@ class ControlPlane:
 
     def close(self) -> None:
         """Lets all peers go, ends the thread, releases every native peer. Idempotent."""
+        if threading.current_thread() is self._thread:
+            raise InvalidUse("close() waits, which handlers and callbacks must not do")
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        if threading.current_thread() is self._thread:
-            raise InvalidUse("close() waits, which handlers and callbacks must not do")
-        self._loop.call_soon_threadsafe(self._stop.set)
+            self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(_JOIN)
         if self._thread.is_alive():
             logger.error("the control thread does not end: a handler or callback blocks it")

@@ -1,4 +1,4 @@
-"""Two engines that connect to each other at the same time end with one link, whatever the timing."""
+"""Two engines that connect to each other at once end with one link, whatever the timing."""
 
 from __future__ import annotations
 
@@ -50,11 +50,14 @@ class Node:
         self.attempt = self.inbound = self.link = self.link_at = None
         self.challenged = False
         self.replaced = 0
+        self.starts_left = 1 << 30
 
     def may_start(self):
-        return self.attempt is None and self.inbound is None and self.link is None
+        idle = self.attempt is None and self.inbound is None and self.link is None
+        return idle and self.starts_left > 0
 
     def start(self):
+        self.starts_left -= 1
         self.attempt = Connection(self, self.other)
         return self.attempt
 
@@ -139,7 +142,9 @@ class World:
         self.connections = []
 
     def moves(self, *, breaking):
-        moves = [lambda n=n: self.connections.append(n.start()) for n in self.nodes if n.may_start()]
+        moves = [
+            lambda n=n: self.connections.append(n.start()) for n in self.nodes if n.may_start()
+        ]
         for c in self.connections:
             if c.there:
                 moves.append(lambda c=c: c.acceptor.accept_word(c, c.there.popleft()))
@@ -172,6 +177,31 @@ def test_any_timing_ends_with_one_link_that_both_sides_have(swapped, choices):
     assert world.low.link is not None
     assert world.low.link is world.high.link
     assert world.low.replaced == world.high.replaced == 0, "a link that both had was thrown away"
+
+
+@given(st.booleans(), st.lists(st.integers(0, 1 << 16), max_size=60))
+def test_one_try_on_each_side_is_enough(swapped, choices):
+    """They neither refuse each other nor give way to each other."""
+    world = World(swapped)
+    world.low.starts_left = world.high.starts_left = 1
+    for choice in choices:
+        moves = world.moves(breaking=False)
+        if not moves:
+            break
+        moves[choice % len(moves)]()
+    world.settle()
+    assert world.low.link is not None
+    assert world.low.link is world.high.link
+
+
+@pytest.mark.parametrize("silent", [LOW, HIGH])
+def test_a_side_that_does_not_connect_is_connected_to(silent):
+    world = World(swapped=False)
+    for node in world.nodes:
+        node.starts_left = 0 if node.incarnation == silent else 1
+    world.settle()
+    assert world.low.link is not None
+    assert world.low.link is world.high.link
 
 
 @given(st.booleans(), st.lists(st.integers(0, 1 << 16), max_size=80))

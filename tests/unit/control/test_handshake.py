@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import os
 import socket
-from pathlib import Path
 
 import pytest
+from control_fakes import descriptors
 
 from transport.control import messages as m
 from transport.control.channel import Channel
@@ -22,7 +22,9 @@ A, B = b"a" * 16, b"b" * 16
 
 
 def party(incarnation=A, secret=SECRET):
-    return Party(m.Identity(incarnation, f"n{incarnation[:1].decode()}", 1, 64, ("unix:@x",)), secret)
+    return Party(
+        m.Identity(incarnation, f"n{incarnation[:1].decode()}", 1, 64, ("unix:@x",)), secret
+    )
 
 
 class Wheel:
@@ -63,10 +65,9 @@ def welcome(peer, facts):
 
 @contextlib.contextmanager
 def no_descriptor_left():
-    before = set(os.listdir("/proc/self/fd"))
+    before = descriptors()
     yield
-    left = set(os.listdir("/proc/self/fd")) - before
-    assert not {fd for fd in left if Path("/proc/self/fd", fd).exists()}
+    assert descriptors() == before
 
 
 @contextlib.contextmanager
@@ -110,7 +111,7 @@ def shake(initiator=None, acceptor=None, *, wheels=None, wanted=None, judge=welc
         )
 
 
-# -------------------------------------------------------------------------------------- the good case
+# ---------------------------------------------------------------------------------- the good case
 def test_both_learn_who_is_there_and_what_they_offer():
     wheels = Wheel({"shm": Offer(b"mine")}), Wheel({"shm": Offer(b"yours")})
     ours, theirs = shake(wheels=wheels, wanted=B)
@@ -196,7 +197,7 @@ def test_a_party_does_not_show_its_secret():
     assert "secret=" not in repr(party())
 
 
-# ------------------------------------------------------------------------------------------ refusals
+# --------------------------------------------------------------------------------------- refusals
 @pytest.mark.parametrize(
     ("one", "other", "words"),
     [
@@ -289,7 +290,7 @@ def test_both_ends_of_one_engine_find_out():
     assert ours.nonce == theirs.nonce
 
 
-# ------------------------------------------------------------------------------- strangers and liars
+# ---------------------------------------------------------------------------- strangers and liars
 async def accept_from(data, *, close=True):
     """An acceptor that is sent exactly these bytes; its error, and what it said."""
     left, right = socket.socketpair()
@@ -358,10 +359,8 @@ def test_a_hello_cut_at_every_byte_is_a_lost_peer():
     run(all_cuts(), 20)
 
 
-async def relayed(
-    cut_there=None, cut_back=None, change=lambda direction, data: data, patience=5.0
-):
-    """A whole handshake through a middleman who forwards so many bytes each way, or changes them."""
+async def relayed(cut_there=None, cut_back=None, change=lambda direction, data: data, patience=5.0):
+    """A handshake through a middleman who forwards so many bytes each way, or changes them."""
     left, middle_left = socket.socketpair()
     middle_right, right = socket.socketpair()
     ends = Channel(left), Channel(right)
@@ -567,7 +566,7 @@ def test_cancelling_leaves_nothing_behind():
         run(abandoned())
 
 
-# ------------------------------------------------------------------------------------------------ tcp
+# -------------------------------------------------------------------------------------------- tcp
 def test_tcp_needs_a_secret_before_a_byte_is_read():
     async def talk():
         server = socket.create_server(("127.0.0.1", 0))

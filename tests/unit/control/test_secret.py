@@ -53,7 +53,12 @@ def test_the_argument_wins_over_the_variable_and_that_over_the_file(tmp_path):
 
 def test_proofs_differ_by_secret_label_and_transcript():
     one, two = Secret(b"1" * 16), Secret(b"2" * 16)
-    proofs = {one.proof(b"a", b"t"), two.proof(b"a", b"t"), one.proof(b"b", b"t"), one.proof(b"a", b"u")}
+    proofs = {
+        one.proof(b"a", b"t"),
+        two.proof(b"a", b"t"),
+        one.proof(b"b", b"t"),
+        one.proof(b"a", b"u"),
+    }
     assert len(proofs) == 4
     assert all(len(p) == 32 for p in proofs)
 

@@ -1,0 +1,571 @@
+"""Whole control planes over fake native engines: connecting, losing, asking, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import threading
+import time
+
+import pytest
+from control_fakes import SECRET, TalkingEndpoint, descriptors
+
+from transport.control import messages
+from transport.control.border import PEER_DOWN, RETIRED, Event
+from transport.control.records import State
+from transport.control.secret import Secret
+from transport.errors import (
+    DeadlineExceeded,
+    InvalidUse,
+    PeerError,
+    PeerLost,
+    PeerRefused,
+    StaleRegion,
+    Status,
+    TransferError,
+    TransportError,
+    Unavailable,
+)
+
+LOW, HIGH = bytes(16), b"\xff" * 16
+
+
+def tcp_address(server):
+    return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def wait_up(record, seconds=5):
+    assert record.ready.result(seconds) is record
+    return record
+
+
+# ------------------------------------------------------------------------------------- connecting
+def test_a_peer_is_there_at_once_and_comes_up(plane, eventually):
+    a, b = plane(), plane()
+    record = a.plane.peer(b.incarnation, b.plane.addresses)
+    assert record.native.cookie == record.cookie
+    assert a.plane.peer(b.incarnation, b.plane.addresses) is record
+    wait_up(record)
+    assert (record.link, record.pid, record.name) == ("unix", os.getpid(), b.plane.identity.name)
+    assert record.providers == ("shm",)
+    assert record.address == b.plane.addresses[0]
+    (other,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
+    assert other.incarnation == a.incarnation
+    assert (other.link, other.providers, other.address) == ("unix", ("shm",), "")
+    assert b.plane.record(other.cookie) is other
+    assert b.plane.peer(a.incarnation, ()) is other
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0", "localhost:0"])
+def test_over_tcp(plane, eventually, listen):
+    a, b = plane(endpoints={"tcp": TalkingEndpoint()}), plane(listen=listen, endpoints={})
+    record = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
+    assert (record.link, record.providers) == ("tcp", ("tcp",))
+    assert record.native.provider == 2
+    assert record.address == b.plane.addresses[1]
+
+
+def test_over_a_unix_path(plane, tmp_path):
+    path = tmp_path / "engine.sock"
+    a, b = plane(), plane(listen=f"unix:{path}")
+    assert f"unix:{path}" in b.plane.addresses
+    assert path.stat().st_mode & 0o777 == 0o600
+    record = wait_up(a.plane.peer(b.incarnation, [f"unix:{path}"]))
+    assert (record.link, record.address) == ("unix", f"unix:{path}")
+    b.plane.close()
+    assert not path.exists()
+
+
+def test_a_socket_file_left_by_a_dead_engine_is_replaced_and_a_living_one_is_not(plane, tmp_path):
+    path = tmp_path / "engine.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    a = plane(listen=f"unix:{path}")
+    with pytest.raises(Unavailable, match="cannot listen on unix:"):
+        plane(listen=f"unix:{path}")
+    a.plane.close()
+    path.write_text("somebody's file")
+    with pytest.raises(Unavailable):
+        plane(listen=f"unix:{path}")
+    assert path.read_text() == "somebody's file"
+
+
+def test_unix_is_preferred_with_shm_and_tcp_without(plane):
+    b = plane(listen="127.0.0.1:0")
+    with_shm = plane()
+    assert with_shm.plane.connect(b.plane.addresses[1]).link == "unix"
+    without = plane(endpoints={"tcp": TalkingEndpoint()})
+    assert without.plane.connect(b.plane.addresses[0]).link == "tcp"
+
+
+def test_connect_learns_who_is_there(plane):
+    a, b = plane(), plane(listen="127.0.0.1:0")
+    record = a.plane.connect(b.plane.addresses[1])
+    assert record.incarnation == b.incarnation
+    assert a.plane.connect(b.plane.addresses[0]) is record
+    assert a.plane.peers == (record,)
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0"])
+def test_connecting_to_oneself(plane, listen):
+    a = plane(listen=listen)
+    for address in a.plane.addresses:
+        record = a.plane.connect(address)
+        assert record is a.plane.self_record()
+    assert (record.link, record.state, record.name) == ("self", State.UP, a.plane.identity.name)
+    assert a.plane.peer(a.incarnation, ()) is record
+
+
+def test_two_ways_to_say_the_same(plane):
+    b = plane(listen=["127.0.0.1:0", "[::1]:0"])
+    assert [address.rpartition(":")[0] for address in b.plane.addresses] == [
+        "unix",
+        "127.0.0.1",
+        "[::1]",
+    ]
+    assert plane(listen=()).plane.addresses == ()
+
+
+def test_wildcards_need_advertise(plane):
+    for listen in ("0.0.0.0:0", "[::]:0"):
+        with pytest.raises(InvalidUse, match="advertise="):
+            plane(listen=listen)
+    a = plane(listen="0.0.0.0:0", advertise="127.0.0.1", endpoints={})
+    assert a.plane.addresses[1].startswith("127.0.0.1:")
+    assert plane(endpoints={}).plane.connect(a.plane.addresses[1]).link == "tcp"
+
+
+def test_a_port_that_is_taken_is_unavailable_and_binds_nothing(plane):
+    a = plane(listen="127.0.0.1:0")
+    incarnation = os.urandom(16)
+    with pytest.raises(Unavailable, match="cannot listen on"):
+        plane(incarnation=incarnation, listen=["[::1]:0", a.plane.addresses[1]])
+    plane(incarnation=incarnation)  # its abstract name is free again
+
+
+def test_providers_end_up_the_same_on_both_sides(plane, eventually):
+    fine, failing = TalkingEndpoint(b"1"), TalkingEndpoint(b"2", fails="no rail")
+    a = plane(endpoints={"shm": TalkingEndpoint(), "verbs": fine})
+    b = plane(endpoints={"shm": TalkingEndpoint(), "verbs": failing})
+    record = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
+    assert record.providers == ("shm",)
+    assert record.reasons == {"verbs": "the peer says: no rail"}
+    (other,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
+    assert (other.providers, other.reasons) == (("shm",), {"verbs": "no rail"})
+    assert [connection.state for connection in fine.connections] == ["closed"]
+
+
+def test_each_side_is_told_the_others_notify_depth(plane, eventually):
+    a, b = plane(notify_depth=7), plane(notify_depth=9)
+    assert wait_up(a.plane.peer(b.incarnation, b.plane.addresses)).native.depth == 9
+    (other,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
+    assert other.native.depth == 7
+
+
+# ---------------------------------------------------------------------------------------- failing
+def test_nobody_there_is_a_lost_peer(plane):
+    a = plane()
+    for address in ("unix:@nobody-here", "unix:/nobody/here", "127.0.0.1:9"):
+        record = a.plane.peer(os.urandom(16), [address])
+        with pytest.raises(PeerLost, match=f"cannot connect to {address}"):
+            record.ready.result(5)
+        assert record.native.state == Status.PEER_LOST
+        assert record.state is State.LOST
+        with pytest.raises(PeerLost):
+            a.plane.connect(address)
+    assert a.plane.peers == ()
+
+
+def test_a_peer_without_addresses_can_only_connect_itself(plane):
+    a, b = plane(), plane(listen=())
+    with pytest.raises(PeerLost, match="no address"):
+        a.plane.peer(b.incarnation, ()).ready.result(5)
+    wait_up(b.plane.peer(a.incarnation, a.plane.addresses))
+    wait_up(a.plane.peer(b.incarnation, ()))
+
+
+def test_another_incarnation_is_stale(plane):
+    a, b = plane(), plane(listen="127.0.0.1:0")
+    record = a.plane.peer(os.urandom(16), ["unix:@gone", b.plane.addresses[1]])
+    with pytest.raises(StaleRegion, match=f"the engine at {b.plane.addresses[1]} is another"):
+        record.ready.result(5)
+    assert record.native.state == Status.STALE
+    assert "the owner restarted" in record.native.text
+
+
+def test_a_wrong_secret_is_refused_and_logged_without_it(plane, caplog):
+    a, b = plane(secret=Secret(b"another secret!!")), plane()
+    with pytest.raises(PeerRefused, match="different secrets"):
+        a.plane.connect(b.plane.addresses[0])
+    record = a.plane.peer(b.incarnation, b.plane.addresses)
+    with pytest.raises(PeerRefused, match="different secrets"):
+        record.ready.result(5)
+    assert record.native.state == Status.PEER_REFUSED
+    assert b.plane.peers == ()
+    warnings = [r for r in caplog.records if "different secrets" in r.getMessage()]
+    assert len(warnings) == 1, "once per source"
+    assert "another secret!!" not in caplog.text
+
+
+def test_without_a_secret_only_unix_is_served_and_used(plane):
+    with pytest.raises(InvalidUse, match="needs the job's secret"):
+        plane(secret=None, listen="127.0.0.1:0")
+    a, b = plane(secret=None), plane(secret=None)
+    assert a.plane.connect(b.plane.addresses[0]).link == "unix"
+    c = plane(listen="127.0.0.1:0")
+    with pytest.raises(PeerRefused, match="secret"):
+        a.plane.connect(c.plane.addresses[1])
+
+
+def test_a_silent_listener_ends_at_the_deadline(plane):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = tcp_address(silent)
+        a = plane(connect_timeout=0.1)
+        with pytest.raises(PeerLost, match="no answer within"):
+            a.plane.peer(os.urandom(16), [address]).ready.result(5)
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match="took more than"):
+            a.plane.connect(address, 0.05)
+        assert time.monotonic() - began < 2
+
+
+def test_a_silent_address_does_not_keep_a_good_one_from_being_tried(plane):
+    b = plane(listen="127.0.0.1:0")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = tcp_address(silent)
+        a = plane(connect_timeout=0.4, endpoints={})
+        wait_up(a.plane.peer(b.incarnation, [address, b.plane.addresses[1]]))
+
+
+def test_bad_addresses_are_the_callers_mistake(plane):
+    a = plane()
+    for address in ("nonsense", "unix:@" + "x" * 200):
+        with pytest.raises(InvalidUse):
+            a.plane.connect(address)
+        with pytest.raises(InvalidUse):
+            a.plane.peer(os.urandom(16), [address])
+    assert a.border.peers == []
+
+
+def test_when_the_link_breaks_the_record_is_lost_and_a_new_one_can_be_had(plane, eventually):
+    a, b = plane(), plane()
+    record = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
+    (other,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
+    b.border.down(other.native, Status.PEER_LOST, "cable cut")
+    eventually(lambda: record.state is State.LOST)
+    assert isinstance(record.error, PeerLost)
+    assert record.error.peer == record.name
+    assert a.lost == [record]
+    again = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
+    assert again is not record
+    assert again.cookie != record.cookie
+
+
+def test_a_peer_that_lost_its_side_replaces_the_link(plane, eventually):
+    a, b = plane(), plane()
+    record = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
+    (other,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
+    # A's end is gone without a word on the wire, as with a network that swallows packets.
+    record.native.state = Status.PEER_LOST
+    a.border.publish(Event(PEER_DOWN, record.cookie, Status.PEER_LOST, "silence"))
+    eventually(lambda: record.state is State.LOST)
+    assert other.state is State.UP
+    again = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
+    assert other.state is State.LOST
+    assert "had lost the connection" in str(other.error)
+    (new,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
+    assert new is not other
+    assert again.state is State.UP
+
+
+def test_disconnecting_tells_the_other_side(plane, eventually):
+    a, b = plane(), plane()
+    record = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
+    a.plane.disconnect(record)
+    eventually(lambda: record.state is State.LOST and not b.plane.peers)
+    assert record.native.state == Status.CLOSED
+    assert isinstance(record.error, TransferError)
+
+
+# ----------------------------------------------------------------------------------- both at once
+def connect_at_once(a, b, threads=8):
+    """Each of so many threads on each side connects; the records and errors of all."""
+    barrier, records, errors = threading.Barrier(2 * threads), [], []
+
+    def connect(mine, theirs):
+        barrier.wait()
+        try:
+            records.append(wait_up(mine.plane.peer(theirs.incarnation, theirs.plane.addresses)))
+        except TransportError as error:
+            errors.append(error)
+
+    sides = [(a, b), (b, a)] * threads
+    running = [threading.Thread(target=connect, args=side) for side in sides]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    return records, errors
+
+
+@pytest.mark.parametrize("first", [LOW, HIGH])
+def test_both_sides_at_once_from_many_threads(plane, first):
+    second = HIGH if first == LOW else LOW
+    for _ in range(5):
+        a, b = plane(incarnation=first), plane(incarnation=second)
+        records, errors = connect_at_once(a, b)
+        assert not errors
+        assert len({id(record) for record in records}) == 2
+        assert a.plane.peers[0].state is b.plane.peers[0].state is State.UP
+        assert [p.state for p in a.border.peers + b.border.peers] == [Status.OK, Status.OK]
+        b.plane.handle("who", lambda record, body: b"b")
+        assert a.plane.request(a.plane.peers[0], "who", b"", 5).result(5) == b"b"
+        a.plane.close()
+        b.plane.close()
+
+
+def test_a_waiting_record_is_brought_up_by_the_peers_own_connection(plane):
+    """A cannot reach B, but B reaches A: the peer object that A's transfers wait on comes up."""
+    a, b = plane(connect_timeout=5.0), plane(listen=())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        waiting = a.plane.peer(b.incarnation, [tcp_address(silent)])
+        wait_up(b.plane.peer(a.incarnation, a.plane.addresses))
+        wait_up(waiting)
+    assert waiting.address == ""
+    assert len(a.border.peers) == 1
+
+
+# ---------------------------------------------------------------------------------------- talking
+@pytest.fixture
+def pair(plane):
+    a, b = plane(), plane()
+    return a, b, wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
+
+
+def test_questions_are_answered_by_functions_and_coroutines(pair):
+    a, b, record = pair
+
+    async def later(record, body):
+        await asyncio.sleep(0.01)
+        return body * 2
+
+    b.plane.handle("now", lambda record, body: record.incarnation + body)
+    b.plane.handle("later", later)
+    slow, fast = (a.plane.request(record, topic, b"x", 5) for topic in ("later", "now"))
+    assert fast.result(5) == a.incarnation + b"x"
+    assert slow.result(5) == b"xx"
+
+
+def test_a_question_may_be_asked_before_the_peer_is_up(plane):
+    a, b = plane(), plane()
+    b.plane.handle("echo", lambda record, body: body)
+    record = a.plane.peer(b.incarnation, b.plane.addresses)
+    replies = [a.plane.request(record, "echo", bytes([i]), 5) for i in range(50)]
+    assert [reply.result(5) for reply in replies] == [bytes([i]) for i in range(50)]
+
+
+def test_errors_of_a_handler_reach_the_asker(pair, caplog):
+    a, b, record = pair
+
+    def refuse(record, body):
+        raise InvalidUse("there is no region named 'w'")
+
+    b.plane.handle("refuse", refuse)
+    b.plane.handle("break", lambda record, body: 1 / 0)
+    with pytest.raises(PeerError, match="no region named 'w'"):
+        a.plane.request(record, "refuse", b"", 5).result(5)
+    with pytest.raises(PeerError, match="its log says why"):
+        a.plane.request(record, "break", b"", 5).result(5)
+    assert "ZeroDivisionError" in caplog.text
+    with pytest.raises(PeerError, match="nobody here answers 'what'"):
+        a.plane.request(record, "what", b"", 5).result(5)
+
+
+def test_too_large_a_message_is_refused_on_either_side(pair):
+    a, b, record = pair
+    b.plane.handle("large", lambda record, body: bytes(1 << 18))
+    with pytest.raises(InvalidUse, match="over 262144"):
+        a.plane.request(record, "x", bytes(1 << 18), 5).result(5)
+    with pytest.raises(PeerError, match="over 262144"):
+        a.plane.request(record, "large", b"", 5).result(5)
+
+
+def test_no_answer_in_time(pair):
+    a, b, record = pair
+
+    async def never(record, body):
+        await asyncio.sleep(60)
+        return b""
+
+    b.plane.handle("never", never)
+    with pytest.raises(DeadlineExceeded, match=r"'never' within 0\.05 s"):
+        a.plane.request(record, "never", b"", 0.05).result(5)
+
+
+def test_a_lost_peer_ends_its_questions_at_once(pair):
+    a, b, record = pair
+
+    async def never(record, body):
+        await asyncio.sleep(60)
+        return b""
+
+    b.plane.handle("never", never)
+    reply = a.plane.request(record, "never", b"", 60)
+    b.plane.close()
+    with pytest.raises(PeerLost):
+        reply.result(5)
+    with pytest.raises(PeerLost):
+        a.plane.request(record, "never", b"", 60).result(5)
+
+
+def test_notices_arrive_in_order_also_when_the_link_is_full(pair, eventually):
+    a, b, record = pair
+    heard = []
+    b.plane.handle("note", lambda record, body: heard.append(body))
+    a.border.full = 3
+    for number in range(20):
+        a.plane.send(record, "note", bytes([number]))
+    eventually(lambda: len(heard) == 20)
+    assert heard == [bytes([number]) for number in range(20)]
+
+
+def test_a_peer_that_talks_nonsense_is_put_down(pair, eventually):
+    a, b, record = pair
+    (other,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
+    a.border.send(record.native, b"\xc1nonsense")
+    eventually(lambda: other.state is State.LOST)
+    assert other.native.state == Status.PROTOCOL
+    assert isinstance(other.error, PeerLost)
+
+
+def test_answers_to_questions_that_nobody_asked_change_nothing(pair):
+    a, b, record = pair
+    for number in (0, 1, 7):
+        b_says = messages.encode(messages.Answer(number, True, b"forged"))
+        a.border.send(record.native, b_says)
+    b.plane.handle("echo", lambda record, body: body)
+    assert a.plane.request(record, "echo", b"x", 5).result(5) == b"x"
+
+
+def test_many_open_questions_are_bounded(pair):
+    a, b, record = pair
+    release = asyncio.Event()
+
+    async def wait(record, body):
+        await release.wait()
+        return b"done"
+
+    b.plane.handle("wait", wait)
+    replies = [a.plane.request(record, "wait", b"", 5) for _ in range(300)]
+    b.plane._call(lambda: b.plane._loop.call_later(0.2, release.set))
+    results = []
+    for reply in replies:
+        try:
+            results.append(reply.result(5))
+        except PeerError as error:
+            results.append(str(error))
+    assert results.count(b"done") == 256
+    assert results.count("too many questions at once") == 44
+
+
+# ---------------------------------------------------------------------------------------- closing
+def test_closing_tells_everybody(plane, eventually):
+    a, b = plane(), plane()
+    record = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
+    connecting = a.plane.peer(os.urandom(16), ["unix:@nobody"])
+    a.plane.close()
+    a.plane.close()
+    assert a.plane.closed
+    assert record.state is connecting.state is State.LOST
+    eventually(lambda: not b.plane.peers)
+    for use in (
+        lambda: a.plane.peer(b.incarnation, b.plane.addresses),
+        lambda: a.plane.connect(b.plane.addresses[0]),
+        lambda: a.plane.request(record, "x", b""),
+        lambda: a.plane.send(record, "x", b""),
+        a.plane.self_record,
+    ):
+        with pytest.raises(InvalidUse, match="closed"):
+            use()
+    assert not a.plane._thread.is_alive()
+
+
+def test_closing_while_others_connect_leaves_nobody_hanging(plane):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        a = plane()
+        address = tcp_address(silent)
+        ended = []
+
+        def connect():
+            with pytest.raises(InvalidUse, match="closed"):
+                a.plane.connect(address)
+            ended.append(1)
+
+        threads = [threading.Thread(target=connect) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.05)
+        a.plane.close()
+        for thread in threads:
+            thread.join(5)
+        assert len(ended) == 4
+
+
+def test_a_forgotten_record_gives_its_native_peer_back(plane, eventually):
+    a = plane()
+    record = a.plane.peer(os.urandom(16), ["unix:@nobody"])
+    native = record.native
+    with pytest.raises(PeerLost):
+        record.ready.result(5)
+    assert not native.released
+    eventually(lambda: a.lost)
+    a.lost.clear()
+    del record
+    eventually(lambda: gc.collect() is not None and native.released)
+
+
+def test_handlers_must_not_wait_for_the_plane(pair):
+    a, b, record = pair
+    b.plane.handle("wait", lambda record, body: b.plane.connect(a.plane.addresses[0]))
+    b.plane.handle("close", lambda record, body: b.plane.close())
+    for topic in ("wait", "close"):
+        with pytest.raises(PeerError, match="must not do"):
+            a.plane.request(record, topic, b"", 5).result(5)
+    assert not b.plane.closed
+
+
+def test_retired_transfers_and_broken_callbacks(plane, eventually, caplog):
+    def broken(record):
+        raise ZeroDivisionError
+
+    a, b = plane(on_lost=broken), plane()
+    wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
+    a.border.publish(Event(RETIRED, 77))
+    b.plane.close()
+    eventually(lambda: "a callback of the control plane failed" in caplog.text)
+    assert a.plane.connect(plane().plane.addresses[0]).state is State.UP
+
+
+def test_no_descriptor_and_no_thread_is_left(plane):
+    gc.collect()
+    before, threads = descriptors(), threading.active_count()
+    for _ in range(3):
+        a, b = plane(), plane(listen="127.0.0.1:0")
+        a.plane.connect(b.plane.addresses[1])
+        with pytest.raises(PeerLost):
+            a.plane.connect("unix:@nobody")
+        a.plane.close()
+        b.plane.close()
+        a.border.close()
+        b.border.close()
+        a.border.close = b.border.close = lambda: None
+    gc.collect()
+    assert descriptors() == before
+    assert threading.active_count() == threads
+
+
+def test_the_secret_is_in_no_repr(plane):
+    a = plane()
+    assert "a secret for the tests" not in repr(vars(a.plane)) + repr(SECRET)
