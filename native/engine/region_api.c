@@ -74,7 +74,7 @@ static bool let_go(struct tn_region *region, bool force)
 {
     bool links = links_let_go(region, force);
     tn_settle_run(region->engine);
-    return links && atomic_load(&region->users) == 0;
+    return links && tn_regions_unguarded(region) && atomic_load(&region->users) == 0;
 }
 
 static bool poll_let_go(struct tn_region *region, uint64_t timeout_ns)
