@@ -243,23 +243,36 @@ static void distribute(struct tn_link *link, uint64_t direct, uint64_t got)
     parse(link);
 }
 
-/* One system call: the bytes that came, 0 if none were there. `*filled` tells that there may be
- * more. */
-static uint64_t receive_once(struct tn_link *link, bool *filled)
-{
-    compact(link);
+/* Where the next bytes go: the rest of a payload, then the staging buffer. */
+struct aim {
     struct iovec iov[2];
-    struct msghdr message = {.msg_iov = iov};
-    union control control;
-    uint64_t direct = 0, room = link->room - link->end;
-    if (link->sink.kind != TN_SINK_NONE && link->sink.to) {
-        direct = link->sink.left < TN_LINK_COPY ? link->sink.left : TN_LINK_COPY;
-        iov[message.msg_iovlen++] = (struct iovec){link->sink.to, direct};
+    size_t n_iov;
+    uint64_t direct, room;
+};
+
+static void take_aim(struct tn_link *link, struct aim *aim)
+{
+    const struct tn_sink *sink = &link->sink;
+    aim->n_iov = 0;
+    aim->direct = 0;
+    aim->room = link->room - link->end;
+    if (sink->kind != TN_SINK_NONE && sink->to) {
+        aim->direct = sink->left < TN_LINK_COPY ? sink->left : TN_LINK_COPY;
+        aim->iov[aim->n_iov++] = (struct iovec){sink->to, aim->direct};
+        if (sink->bulk)
+            aim->room = sizeof(struct tn_header);
+        if (aim->direct < sink->left)
+            aim->room = 0;
     }
-    if (direct && direct < link->sink.left)
-        room = 0;
-    else
-        iov[message.msg_iovlen++] = (struct iovec){link->staging + link->end, room};
+    if (aim->room)
+        aim->iov[aim->n_iov++] = (struct iovec){link->staging + link->end, aim->room};
+}
+
+/* One recvmsg into the aim; what it says about the end of the stream ends the link. */
+static ssize_t receive_into(struct tn_link *link, struct aim *aim)
+{
+    union control control;
+    struct msghdr message = {.msg_iov = aim->iov, .msg_iovlen = aim->n_iov};
     if (link->is_unix) {
         message.msg_control = control.room;
         message.msg_controllen = sizeof(control.room);
@@ -268,18 +281,29 @@ static uint64_t receive_once(struct tn_link *link, bool *filled)
     do
         got = recvmsg(link->watch.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     while (got < 0 && errno == EINTR);
-    *filled = got > 0 && (uint64_t)got == direct + room;
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
         return 0;
-    if (link->is_unix && got > 0)
-        take_descriptors(link, &message);
     if (got <= 0)
         ended(link, got);
-    if (link->dead)
+    else if (link->is_unix)
+        take_descriptors(link, &message);
+    return got;
+}
+
+/* One system call: the bytes that came, 0 if none were there. `*filled` tells that there may be
+ * more. */
+static uint64_t receive_once(struct tn_link *link, bool *filled)
+{
+    struct aim aim;
+    compact(link);
+    take_aim(link, &aim);
+    ssize_t got = receive_into(link, &aim);
+    *filled = got > 0 && (uint64_t)got == aim.direct + aim.room;
+    if (got <= 0 || link->dead)
         return 0;
     atomic_store_explicit(&link->last_heard, tn_now(), memory_order_relaxed);
-    distribute(link, direct, (uint64_t)got);
-    if (*filled && room && !link->dead) {
+    distribute(link, aim.direct, (uint64_t)got);
+    if (*filled && aim.room > sizeof(struct tn_header) && !link->dead) {
         compact(link);
         grow(link);
     }

@@ -169,6 +169,7 @@ bool tn_link_take_data(struct tn_link *link, const struct tn_header *header)
         link->sink = (struct tn_sink){.kind = TN_SINK_DATA,
                                       .to = request->transfer ? request->local : NULL,
                                       .left = header->length,
+                                      .bulk = header->length >= TN_LINK_STAGING_BUSY,
                                       .request = request};
     else
         retire(link, request);

@@ -93,6 +93,7 @@ void tn_link_serve_write(struct tn_link *link, const struct tn_header *header)
     link->sink = (struct tn_sink){.kind = TN_SINK_WRITE,
                                   .to = answer->region ? memory_of(answer, header) : NULL,
                                   .left = header->length,
+                                  .bulk = header->length >= TN_LINK_STAGING_BUSY,
                                   .answer = answer};
 }
 

@@ -80,6 +80,7 @@ struct tn_sink {
     enum tn_sink_kind kind;
     uint8_t *to; /* the next byte; NULL: thrown away */
     uint64_t left;
+    bool bulk; /* more like it probably follows: nothing behind it is worth a copy but its header */
     struct tn_request *request;
     struct tn_answer *answer;
     struct tn_header header; /* of a message */
