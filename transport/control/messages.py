@@ -159,7 +159,7 @@ _BROKE = "the peer broke the handshake protocol"
 def check_preamble(received: bytes) -> None:
     """Raises VersionMismatch for a foreign protocol or another version of ours."""
     if not is_ours(received):
-        raise VersionMismatch("what answers there does not speak tensor-transport's protocol")
+        raise VersionMismatch("the other end does not speak tensor-transport's protocol")
     version = int.from_bytes(received[len(_MAGIC) :], "little")
     if version != PROTOCOL_VERSION:
         theirs = f"the peer speaks protocol version {version}, this engine {PROTOCOL_VERSION}"

@@ -45,18 +45,18 @@ def find(name: str) -> Provider:
 
 def _foreign(name: str, entry: Any) -> Provider:
     try:
-        loaded = entry.load()
+        provider: Any = entry.load()
         # A class has the attributes of its instances and so looks like a provider itself.
-        ready = isinstance(loaded, Provider) and not isinstance(loaded, type)
-        provider = loaded if ready else loaded()
+        if isinstance(provider, type) or not isinstance(provider, Provider):
+            provider = provider()
     except Exception as error:  # whatever a third party's import may raise
         reason = f"provider {name!r} ({entry.value}) cannot be loaded: {error}"
         raise Unavailable(reason, "install a version of it that fits this library") from error
-    provider = _checked(name, provider)
-    if not FIRST_FOREIGN <= provider.identifier < IDENTIFIERS:
-        reason = f"provider {name!r} has identifier {provider.identifier}"
+    checked = _checked(name, provider)
+    if not FIRST_FOREIGN <= checked.identifier < IDENTIFIERS:
+        reason = f"provider {name!r} has identifier {checked.identifier}"
         raise Unavailable(reason, f"third parties take {FIRST_FOREIGN} to {IDENTIFIERS - 1}")
-    return provider
+    return checked
 
 
 def _checked(name: str, provider: object) -> Provider:
