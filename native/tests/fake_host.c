@@ -37,8 +37,8 @@ static void on_quiet(struct tn_host *host, struct tn_transfer *transfer)
     }
     int pending = TN_PENDING;
     CHECK(!atomic_load(&transfer->is_quiet)); /* once only */
-    atomic_store(&transfer->is_quiet, 1);
     atomic_compare_exchange_strong(&transfer->status, &pending, TN_OK);
+    atomic_store(&transfer->is_quiet, 1); /* last: who sees it looks at the status */
     pthread_mutex_lock(&fake->lock);
     fake->quiet++;
     pthread_mutex_unlock(&fake->lock);
