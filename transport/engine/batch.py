@@ -74,42 +74,32 @@ class Part:
 class Batch:
     """Requests being gathered. `pins` is what must live until the transfer is quiet."""
 
-    __slots__ = ("_parts", "_register", "pins")
+    __slots__ = ("_at", "_op", "_owner", "_parts", "_ranges", "_register", "pins")
 
     def __init__(self, register: Callable[[View, list[Any]], int] | None) -> None:
         self._register = register  # finds the region of a local view (RDMA); may add to the pins
         self._parts: dict[tuple[bytes, int], Part] = {}
+        self._owner: Owner | None = None
+        self._op = self._at = 0
+        self._ranges: list[bytes] = []
         self.pins: list[Any] = []
 
     def add(self, local: Any, remote: Any, op: int) -> None:
         """Checks one request and adds its ranges. Raises InvalidUse or RemoteAccessError."""
-        if not isinstance(remote, RemoteRegion):
+        if type(remote) is not RemoteRegion:
             raise _not_remote(remote)
         here = local.local_view() if isinstance(local, Region) else view(local)
         _check(here, remote, op)
-        part = self._part(remote._owner, op)
-        self.pins.append(here.owner)
-        region = self._register(here, self.pins) if self._register and here.nbytes else 0
-        at = part.remote_index(remote._owner)
-        offset = remote._offset
+        owner, pins = remote._owner, self.pins
+        if owner is not self._owner or op != self._op:
+            self._turn_to(owner, op)
+        pins.append(here.owner)
+        region = self._register(here, pins) if self._register and here.nbytes else 0
         if here.contiguous and remote._contiguous:
-            part.ranges.append(_pack(here.address, region, offset, here.nbytes, 1, 0, 0, at, 0))
-            return
-        address = here.address
-        for left, right, length, rows, left_stride, right_stride in _rows(here, remote):
-            part.ranges.append(
-                _pack(
-                    address + left,
-                    region,
-                    offset + right,
-                    length,
-                    rows,
-                    left_stride,
-                    right_stride,
-                    at,
-                    0,
-                )
-            )
+            packed = _pack(here.address, region, remote._offset, here.nbytes, 1, 0, 0, self._at, 0)
+            self._ranges.append(packed)
+        else:
+            self._ranges += _strided(here, region, remote, self._at)
 
     def add_request(self, request: Any) -> None:
         """Adds a Read or a Write."""
@@ -123,17 +113,37 @@ class Batch:
     def parts(self) -> list[Part]:
         return list(self._parts.values())
 
-    def _part(self, owner: Owner, op: int) -> Part:
+    def _turn_to(self, owner: Owner, op: int) -> None:
+        """What follows is for this handle, which is often so for many requests in a row."""
         key = (owner.incarnation, op)
         part = self._parts.get(key)
         if part is None:
             part = self._parts[key] = Part(owner, op)
-        return part
+        self._owner, self._op = owner, op
+        self._at, self._ranges = part.remote_index(owner), part.ranges
+
+
+def _strided(here: View, region: int, remote: RemoteRegion, at: int) -> list[bytes]:
+    address, offset = here.address, remote._offset
+    return [
+        _pack(
+            address + row.left,
+            region,
+            offset + row.right,
+            row.length,
+            row.rows,
+            row.left_stride,
+            row.right_stride,
+            at,
+            0,
+        )
+        for row in _rows(here, remote)
+    ]
 
 
 def _check(here: View, remote: RemoteRegion, op: int) -> None:
     if here.dtype is not None and remote._dtype is not None:
-        if here.dtype != remote._dtype or tuple(here.shape) != remote._shape:
+        if here.dtype != remote._dtype or here.shape != remote._shape:
             raise InvalidUse(
                 f"the local side is {here.dtype}{list(here.shape)}, the remote one"
                 f" {remote._dtype}{list(remote._shape)}; they must be equal (remote.bytes() and an"
@@ -141,7 +151,7 @@ def _check(here: View, remote: RemoteRegion, op: int) -> None:
             )
     elif here.nbytes != remote._nbytes:
         raise InvalidUse(f"{here.nbytes} local bytes for {remote._nbytes} remote bytes")
-    if not remote._owner.access.value & op:
+    if not remote._owner.rights & op:
         raise RemoteAccessError(
             f"the remote region allows to {remote.access} only",
             op=OP_NAMES[op],
@@ -150,21 +160,18 @@ def _check(here: View, remote: RemoteRegion, op: int) -> None:
     if op == READ:
         if here.readonly:
             raise InvalidUse("the local memory is read-only; it cannot take what is read")
-        _check_target(here.contiguous, here.shape, here.strides, here.itemsize)
+        overlap = not here.contiguous and overlaps_itself(here.shape, here.strides, here.itemsize)
     else:
-        _check_target(remote._contiguous, remote._shape, remote._strides, remote.itemsize)
-
-
-def _check_target(
-    contiguous: bool, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
-) -> None:
-    if not contiguous and overlaps_itself(shape, strides, itemsize):
+        overlap = not remote._contiguous and overlaps_itself(
+            remote._shape, remote._strides, remote.itemsize
+        )
+    if overlap:
         raise InvalidUse("elements of the destination share bytes (an expanded tensor?)")
 
 
 def _rows(here: View, remote: RemoteRegion) -> Iterable[Rows]:
     """Left is the local side. An untyped side is flat bytes in the other's C order."""
-    same = here.itemsize == remote.itemsize and tuple(here.shape) == remote._shape
+    same = here.itemsize == remote.itemsize and here.shape == remote._shape
     if same:
         return pair_rows(here.shape, here.strides, remote._strides, here.itemsize)
     if remote._contiguous:

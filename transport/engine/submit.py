@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transport.engine.batch import OP_NAMES, READ, WRITE
 from transport.engine.core import Flight
@@ -32,17 +31,13 @@ _LONGEST = 1e9  # seconds; a longer deadline is none
 _LOOK = 0.05  # seconds between looks whether the engine is being closed
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """What the caller asks of a transfer beside its requests."""
 
     notify: bytes | None = None
     deadline: float | None = None
     provider: str | None = None
     fallback: str | None = None
-
-
-PLAIN = Options()
 
 
 def submit(parent: object, core: Core, batch: Batch, options: Options) -> Transfer:

@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transport.engine.progress import ELSEWHERE, ENDED
-from transport.errors import Status, TransportError, from_status
+from transport.errors import InvalidUse, Status, TransportError, from_status
 from transport.ffi import ffi, lib, text
 
 if TYPE_CHECKING:
@@ -50,13 +50,23 @@ class Transfer:
     Dropping it early is safe: the data still moves, and the memory stays pinned until it is quiet.
     """
 
-    __slots__ = ("__weakref__", "_core", "_flights", "_outcome", "_parent", "_pins", "_watches")
+    __slots__ = (
+        "__weakref__",
+        "_core",
+        "_ended",
+        "_flights",
+        "_outcome",
+        "_parent",
+        "_pins",
+        "_watches",
+    )
 
     def __init__(self, parent: object, core: Core, flights: list[Flight], pins: list[Any]) -> None:
         self._parent = parent  # the engine must outlive its transfers
         self._core = core
         self._flights = flights
         self._pins = pins
+        self._ended = _PENDING
         self._outcome: _Outcome | None = None
         self._watches: dict[int, tuple[LoopQueue, int]] = {}  # by index of the flight
 
@@ -96,11 +106,14 @@ class Transfer:
 
     def cancel(self) -> None:
         """Ends it now, unless it has ended. Bytes under way may still land: see `quiet`."""
-        if self._core.gate.closed:
-            return  # closing the engine ends everything
-        with self._core:
-            for flight in self._flights:
-                lib.tn_transfer_cancel(flight.pointer)
+        try:
+            with self._core:
+                for flight in self._flights:
+                    lib.tn_transfer_cancel(flight.pointer)
+        except InvalidUse:
+            if not self._core.gate.closed:
+                raise
+            # Closing the engine ends everything.
 
     # --------------------------------------------------------------------------------------- facts
     @property
@@ -156,31 +169,33 @@ class Transfer:
     # -------------------------------------------------------------------------------------- inside
     def _status(self) -> int:
         """As one number: pending while a part is and none has failed."""
-        if self._outcome is not None:
-            return self._outcome.status
-        pending = False
+        if self._ended != _PENDING:
+            return self._ended
+        status = _OK
         for flight in self._flights:
-            status = lib.tn_transfer_status(flight.pointer)
-            if status < _OK:
-                self._finish()
-                return self._status()
-            pending = pending or status == _PENDING
-        if pending:
-            return _PENDING
-        self._finish()
-        return _OK
+            part = lib.tn_transfer_status(flight.pointer)
+            if part < _OK:
+                return self._fail()
+            if part == _PENDING:
+                status = _PENDING
+        if status == _OK:
+            self._pins = []  # what ended well is quiet
+        self._ended = status
+        return status
 
-    def _finish(self) -> None:
-        """Remembers how it ended. Several threads may do it at once, with the same outcome."""
-        if len(self._flights) > 1 and any(map(_failed, self._flights)):
+    def _fail(self) -> int:
+        """Remembers why. Several threads may do it at once, with the same outcome."""
+        if len(self._flights) > 1:
             self.cancel()
         outcome = self._read()
-        if outcome.status == _OK:
-            self._pins = []  # the end of a good transfer is quiet
         self._outcome = outcome
+        self._ended = outcome.status
+        return outcome.status
 
     def _facts(self) -> _Outcome:
-        self._status()
+        # The native transfers live as long as this object: what nobody asks for is never read.
+        if self._outcome is None and self._status() != _PENDING:
+            self._outcome = self._read()
         return self._outcome or self._read()
 
     def _read(self) -> _Outcome:
@@ -208,8 +223,7 @@ class Transfer:
         return self
 
     def _error(self) -> TransportError:
-        outcome = self._outcome
-        assert outcome is not None
+        outcome = self._facts()
         return from_status(
             outcome.status,
             f"{outcome.op} {_PREPOSITIONS[outcome.op]} peer {outcome.peer}: {outcome.text}",
@@ -289,10 +303,6 @@ def _pending(flight: Flight) -> bool:
 
 def _quiet(flight: Flight) -> bool:
     return bool(lib.tn_transfer_quiet(flight.pointer))
-
-
-def _failed(flight: Flight) -> bool:
-    return bool(lib.tn_transfer_status(flight.pointer) < _OK)
 
 
 def _joined(words: Sequence[str | None]) -> str | None:

@@ -6,11 +6,10 @@ atomic, so an entry costs some 100 ns and no caller waits for another.
 
 from __future__ import annotations
 
-import os
 import time
 
 from transport.errors import InvalidUse
-from transport.ffi.handle import foreign
+from transport.ffi import handle
 
 
 class Gate:
@@ -22,12 +21,12 @@ class Gate:
         self._inside: list[None] = []
         self.closed = False
         self.noun = noun
-        self.pid = os.getpid()
+        self.pid = handle.here
 
     def __enter__(self) -> None:
         # Enter first, look second: `shut` closes first and looks at who is inside second.
         self._inside.append(None)
-        if self.closed or self.pid != os.getpid():
+        if self.closed or self.pid != handle.here:
             self._inside.pop()
             self.refuse()
 
@@ -36,8 +35,8 @@ class Gate:
 
     def refuse(self) -> None:
         """Raises the InvalidUse that says why nobody may enter."""
-        if self.pid != os.getpid():
-            raise foreign(self.noun, self.pid)
+        if self.pid != handle.here:
+            raise handle.foreign(self.noun, self.pid)
         raise InvalidUse(f"this {self.noun} is closed")
 
     def shut(self) -> None:

@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+here = os.getpid()
+"""This process, without a system call at each use: the hook below keeps it true after a fork."""
+
+
+def _after_fork_in_child() -> None:
+    global here
+    here = os.getpid()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class Handle:
     """Base of Engine, Region and the like. A subclass sets `_closed` in its own `close()`."""
 
@@ -25,7 +37,7 @@ class Handle:
 
     def _open(self) -> None:
         """The subclass calls this once there is something to close."""
-        self._pid = os.getpid()
+        self._pid = here
         self._closed = False
 
     @property
@@ -44,14 +56,14 @@ class Handle:
 
     def _check(self) -> None:
         """Raises InvalidUse when the object is closed or belongs to another process."""
-        if self._pid != os.getpid() and self._pid != -1:
+        if self._pid not in (here, -1):
             raise foreign(self._noun(), self._pid)
         if self._closed:
             raise InvalidUse(f"this {self._noun()} is closed")
 
     def _foreign(self) -> bool:
         """True in a child that got the object by fork."""
-        return self._pid != os.getpid()
+        return self._pid != here
 
     def _noun(self) -> str:
         return type(self).__name__.lower()

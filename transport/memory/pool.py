@@ -7,13 +7,12 @@ transfers keep the memory's owner alive until they are quiet, so a block that co
 
 from __future__ import annotations
 
-import os
 import threading
 from bisect import bisect_right, insort
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from transport.ffi import check, ffi, lib
+from transport.ffi import check, ffi, handle, lib
 from transport.memory.allocator import Allocator, rounded
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Pool:
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine  # struct tn_engine *
-        self._pid = os.getpid()
+        self._pid = handle.here
         self._lock = threading.Lock()
         self._segments: list[Segment] = []  # by address
         self._dead: deque[tuple[Segment, int]] = deque()
@@ -109,7 +108,7 @@ class Pool:
 
     def _retire(self, segment: Segment, start: int) -> None:
         """The finalizer of a block: may run anywhere, also in a forked child."""
-        if self._pid != os.getpid():
+        if self._pid != handle.here:
             return
         self._dead.append((segment, start))
         if self._orphaned:  # no engine is left that would do it

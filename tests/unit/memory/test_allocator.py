@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -41,7 +43,7 @@ class Machine(RuleBasedStateMachine):
         step = alignment_of(size)
         return any(
             -(-end // step) * step + rounded(size) <= start
-            for (_, end), (start, _) in zip(edges, edges[1:])
+            for (_, end), (start, _) in pairwise(edges)
         )
 
     @invariant()

@@ -1,0 +1,111 @@
+"""What closable objects share, and the gate that keeps native objects alive under their callers."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from transport.errors import InvalidUse
+from transport.ffi import handle
+from transport.ffi.gate import Gate
+from transport.ffi.handle import Handle
+
+
+class Thing(Handle):
+    def __init__(self, log=None):
+        self.log = [] if log is None else log
+        self._open()
+
+    def close(self):
+        if not self._closed:
+            self._closed = True
+            self.log.append("closed")
+
+    def _hand_over(self):
+        self.log.append("handed over")
+
+    def _describe(self):
+        return "number 7"
+
+
+def test_with_closes_once():
+    with Thing() as thing:
+        assert not thing.closed
+    thing.close()
+    assert thing.closed
+    assert thing.log == ["closed"]
+    with pytest.raises(InvalidUse, match="this thing is closed"), thing:
+        pass
+
+
+def test_repr_works_in_every_state(monkeypatch):
+    thing = Thing()
+    assert repr(thing) == "<Thing number 7>"
+    monkeypatch.setattr(handle, "here", -2)
+    assert "of another process" in repr(thing)
+    monkeypatch.undo()
+    thing.close()
+    assert repr(thing) == "<Thing number 7 closed>"
+
+
+def test_a_dropped_object_warns_and_is_handed_over():
+    log = []
+    with pytest.warns(ResourceWarning, match="unclosed thing number 7"):
+        Thing(log)  # CPython frees it at once
+    assert log == ["handed over"]
+
+
+def test_after_fork_it_refuses_and_is_silent(monkeypatch):
+    thing = Thing()
+    pid = handle.here
+    monkeypatch.setattr(handle, "here", -2)
+    with pytest.raises(InvalidUse, match=f"belongs to process {pid}; make a new Engine"):
+        thing._check()
+    log = thing.log
+    del thing
+    assert log == []
+
+
+def test_an_object_whose_init_failed_is_silent():
+    class Broken(Thing):
+        def __init__(self):
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        Broken()
+
+
+def test_gate_lets_in_until_it_is_shut():
+    gate = Gate("engine")
+    with gate:
+        pass
+    gate.shut()
+    with pytest.raises(InvalidUse, match="this engine is closed"), gate:
+        pass
+
+
+def test_shutting_waits_for_those_inside():
+    gate, left = Gate("engine"), []
+    inside = threading.Event()
+
+    def visit():
+        with gate:
+            inside.set()
+            time.sleep(0.1)
+            left.append(1)
+
+    thread = threading.Thread(target=visit)
+    thread.start()
+    inside.wait()
+    gate.shut()
+    assert left == [1]
+    thread.join()
+
+
+def test_gate_after_fork(monkeypatch):
+    gate = Gate("engine")
+    monkeypatch.setattr(handle, "here", -2)
+    with pytest.raises(InvalidUse, match="make a new Engine"), gate:
+        pass
