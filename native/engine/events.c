@@ -7,8 +7,12 @@
 
 #include "engine/engine.h"
 
+/* What one peer may have unread here; an honest one sends a few small messages. */
+#define MAX_UNREAD_CONTROL (16ull << 20)
+
 struct event_node {
     struct tn_list node;
+    struct tn_peer *peer; /* a reference, of a control message */
     struct tn_event event;
     uint8_t bytes[];
 };
@@ -26,12 +30,19 @@ void tn_events_fini(struct tn_engine *engine)
 {
     struct tn_list *node;
     while ((node = tn_list_take_first(&engine->events)))
-        free(tn_container(node, struct event_node, node));
+        event_free(tn_container(node, struct event_node, node));
     while ((node = tn_list_take_first(&engine->retired)))
         tn_transfer_unreference(tn_container(node, struct tn_transfer, retired));
     if (engine->event_fd >= 0)
         close(engine->event_fd);
     pthread_mutex_destroy(&engine->events_lock);
+}
+
+static void event_free(struct event_node *event)
+{
+    if (event->peer)
+        tn_peer_unreference(event->peer);
+    free(event);
 }
 
 static void publish(struct tn_engine *engine, struct event_node *event)
@@ -49,6 +60,10 @@ void tn_events_control(struct tn_host *host, struct tn_peer *peer, const void *b
         host->peer_down(host, peer, TN_NOMEM, "no memory for a control message");
         return;
     }
+    if (atomic_fetch_add(&peer->unread_control, length) > MAX_UNREAD_CONTROL)
+        host->peer_down(host, peer, TN_PROTOCOL, "the peer floods the control plane: too many unread messages");
+    event->peer = peer;
+    tn_peer_reference(peer);
     event->event = (struct tn_event){.kind = TN_EVENT_CONTROL, .cookie = peer->cookie, .length = length};
     memcpy(event->bytes, bytes, length);
     publish((struct tn_engine *)host, event);
@@ -106,6 +121,8 @@ int tn_engine_next_event(struct tn_engine *engine, struct tn_event *event, void 
     struct event_node *taken = tn_container(node, struct event_node, node);
     *event = taken->event;
     memcpy(buffer, taken->bytes, taken->event.length);
-    free(taken);
+    if (taken->peer)
+        atomic_fetch_sub(&taken->peer->unread_control, taken->event.length);
+    event_free(taken);
     return 1;
 }
