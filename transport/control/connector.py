@@ -20,6 +20,7 @@ from transport.control.arbiter import Situation, Verdict, judge
 from transport.control.doors import dial
 from transport.control.handshake import Oneself, Refused, Stale
 from transport.control.negotiation import Negotiation
+from transport.control.patience import within
 from transport.control.records import Contact, Inbound, PeerRecord, State, status_of
 from transport.errors import InvalidUse, PeerLost, PeerRefused, Status, TransportError
 
@@ -112,7 +113,7 @@ class Connector:
             if record.state is State.CONNECTING:
                 # An inbound connection is to come up. If it does not, look again.
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(contact.changed.wait(), max(0.0, min(left, pause)))
+                    await within(min(left, pause), contact.changed.wait())
                 pause = min(2 * pause, _LAST_PAUSE)
 
     async def _round(self, record: PeerRecord, deadline: float) -> None:
@@ -195,7 +196,7 @@ class Connector:
         self, coroutine: Coroutine[Any, Any, _T], address: Address, seconds: float
     ) -> _T:
         try:
-            return await asyncio.wait_for(coroutine, max(seconds, 0.001))
+            return await within(max(seconds, 0.001), coroutine)
         except asyncio.TimeoutError:
             raise PeerLost(f"no answer within {seconds:.3g} s") from None
 
@@ -203,7 +204,7 @@ class Connector:
     async def serve(self, guest: Guest, proven: Callable[[], None]) -> None:
         """One inbound connection, start to end. Raises what the reception is to log."""
         try:
-            await asyncio.wait_for(self._serve(guest, proven), self._s.connect_timeout)
+            await within(self._s.connect_timeout, self._serve(guest, proven))
         except asyncio.TimeoutError:
             raise PeerRefused(f"no proof within {self._s.connect_timeout:g} s") from None
 

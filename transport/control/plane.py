@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -88,6 +89,7 @@ class ControlPlane:
         secret: Secret | None,
         endpoints: Mapping[str, Endpoint],
         callbacks: Callbacks | None = None,
+        handlers: Mapping[str, Handler] | None = None,
     ) -> None:
         if secret is None and _wants_tcp(oneself.listen):
             raise InvalidUse(
@@ -113,10 +115,13 @@ class ControlPlane:
         self._stop = asyncio.Event()
         self._table = Table(border, self._wake)
         self._calls = Calls(self._loop, border)
+        for topic, handler in (handlers or {}).items():
+            self.handle(topic, handler)
         self._connector = Connector(self._surroundings(secret), self._loop)
         self._reception = Reception(secret, self._serve, self._connector.moment, self._loop)
         self._thread = threading.Thread(target=self._run, name="transport-control", daemon=True)
         self._thread.start()
+        _living.add(self)
 
     def _surroundings(self, secret: Secret | None) -> Surroundings:
         return Surroundings(
@@ -183,7 +188,10 @@ class ControlPlane:
         return self._table.by_cookie(cookie)
 
     def handle(self, topic: str, handler: Handler) -> None:
-        """Registers who answers questions and takes notices on a topic."""
+        """Registers who answers questions and takes notices on a topic.
+
+        What peers may ask at once is better given to the constructor: they can already connect.
+        """
         self._calls.handle(topic, handler)
 
     def send(self, record: PeerRecord, topic: str, body: bytes) -> None:
@@ -327,6 +335,19 @@ class ControlPlane:
                 self._calls.received(record, event.data)
             except PeerRefused as error:
                 self._lose(record, Status.PROTOCOL, str(error))
+
+
+# A child made by fork must not keep the doors open: who connected there would wait for nobody.
+_living: weakref.WeakSet[ControlPlane] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    for plane in _living:
+        for door in plane._doors:
+            door.sock.close()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _wants_tcp(listen: str | Iterable[str] | None) -> bool:

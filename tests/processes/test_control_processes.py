@@ -1,0 +1,145 @@
+"""Control planes over real native engines in processes of their own: meeting, dying, restarting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+from control_native import SECRET, Child, native_plane
+
+from transport.control.records import State
+from transport.errors import PeerLost, PeerRefused, StaleRegion
+
+
+def until(condition, seconds=5.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it never became true"
+        time.sleep(0.005)
+
+
+def test_the_kernel_names_the_process_at_the_other_end():
+    with native_plane() as one, Child() as child:
+        record = one.plane.connect(child.addresses[0])
+        assert (record.link, record.pid, record.providers) == ("unix", child.pid, ("shm",))
+        assert one.plane.request(record, "echo", b"x" * 100_000, 5).result(5) == b"x" * 100_000
+
+
+def test_the_child_connects_back_over_the_same_link():
+    with native_plane() as one, Child() as child:
+        record = one.plane.connect(child.addresses[0])
+        answer = child.do("connect", one.plane.addresses[0])
+        assert answer == {"link": "unix", "providers": ["shm"], "echo": "hello"}
+        assert one.plane.peers == (record,)
+        assert child.do("peers") == [[one.incarnation.hex(), "up"]]
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0"])
+def test_over_tcp(listen):
+    with native_plane(providers=("tcp",)) as one, Child(providers=["tcp"], listen=listen) as child:
+        record = one.plane.connect(child.addresses[1])
+        assert (record.link, record.providers) == ("tcp", ("tcp",))
+        assert one.plane.request(record, "echo", b"x" * 100_000, 5).result(5) == b"x" * 100_000
+
+
+@pytest.mark.parametrize("providers", [("shm", "tcp"), ("tcp",)])
+def test_a_killed_peer_is_lost_at_once(providers):
+    with (
+        native_plane(providers=providers) as one,
+        Child(providers=providers, listen="127.0.0.1:0") as child,
+    ):
+        record = one.plane.connect(child.addresses[1])
+        began = time.monotonic()
+        child.kill()
+        until(lambda: record.state is State.LOST)
+        assert time.monotonic() - began < 2
+        assert isinstance(record.error, PeerLost)
+        with pytest.raises(PeerLost):
+            one.plane.peer(child.incarnation, child.addresses).ready.result(5)
+
+
+def test_a_stopped_peer_is_lost_when_its_silence_lasts():
+    """A stopped process answers nothing, though its sockets stay open."""
+    with native_plane(liveness=0.5) as one, Child() as child:
+        record = one.plane.connect(child.addresses[0])
+        os.kill(child.pid, signal.SIGSTOP)
+        try:
+            until(lambda: record.state is State.LOST)
+            assert isinstance(record.error, PeerLost)
+        finally:
+            os.kill(child.pid, signal.SIGCONT)
+
+
+def test_a_restarted_peer_at_the_same_address_is_stale():
+    with native_plane(providers=("tcp",)) as one:
+        with Child(providers=["tcp"], listen="127.0.0.1:0") as child:
+            address = child.addresses[1]
+            one.plane.connect(address)
+            child.kill()
+        with Child(providers=["tcp"], listen=address) as again:
+            until(lambda: not one.plane.peers)
+            with pytest.raises(StaleRegion, match=f"{address} is another incarnation"):
+                one.plane.peer(child.incarnation, [address]).ready.result(5)
+            assert one.plane.connect(address).incarnation == again.incarnation
+
+
+def test_another_secret_is_refused_on_both_sides():
+    with native_plane() as one, Child(secret="not " + SECRET, listen="127.0.0.1:0") as child:
+        for address in child.addresses:
+            with pytest.raises(PeerRefused, match="different secrets"):
+                one.plane.connect(address)
+        answer = child.do("connect", one.plane.addresses[0])
+        assert answer["error"] == "PeerRefused"
+        assert SECRET not in answer["text"]
+        assert one.plane.peers == ()
+
+
+def test_a_fork_of_a_dead_engine_keeps_nobody_waiting():
+    """The forked child has copies of the doors; a connection to them must not be accepted."""
+    with native_plane() as one:
+        with Child(listen="127.0.0.1:0") as child:
+            child.do("fork", 3)
+            child.kill()
+        for address in child.addresses:
+            began = time.monotonic()
+            with pytest.raises(PeerLost):
+                one.plane.connect(address)
+            assert time.monotonic() - began < 1
+
+
+def test_real_engines_that_connect_to_each_other_at_once_have_one_link():
+    for _ in range(5):
+        with native_plane() as one, native_plane() as other:
+            barrier, records = threading.Barrier(16), []
+
+            def connect(mine, theirs, barrier=barrier, records=records):
+                barrier.wait()
+                record = mine.plane.peer(theirs.incarnation, theirs.plane.addresses)
+                records.append(record.ready.result(10))
+
+            pairs = [(one, other), (other, one)] * 8
+            threads = [threading.Thread(target=connect, args=pair) for pair in pairs]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(records) == 16
+            for mine in (one, other):
+                (record,) = mine.plane.peers
+                assert mine.plane.request(record, "echo", b"still", 5).result(5) == b"still"
+
+
+def test_two_processes_that_connect_to_each_other_at_once():
+    with Child() as one, Child() as other:
+        for child, peer in ((one, other), (other, one)):
+            child.process.stdin.write(f'["connect", "{peer.addresses[0]}"]\n')
+        for child in (one, other):
+            child.process.stdin.flush()
+        for child in (one, other):
+            line = child.process.stdout.readline()
+            assert '"echo": "hello"' in line
+        for child in (one, other):
+            assert len(child.do("peers")) == 1
