@@ -17,6 +17,13 @@ struct event_node {
     uint8_t bytes[];
 };
 
+static void event_free(struct event_node *event)
+{
+    if (event->peer)
+        tn_peer_unreference(event->peer);
+    free(event);
+}
+
 int tn_events_init(struct tn_engine *engine)
 {
     tn_list_init(&engine->events);
@@ -36,13 +43,6 @@ void tn_events_fini(struct tn_engine *engine)
     if (engine->event_fd >= 0)
         close(engine->event_fd);
     pthread_mutex_destroy(&engine->events_lock);
-}
-
-static void event_free(struct event_node *event)
-{
-    if (event->peer)
-        tn_peer_unreference(event->peer);
-    free(event);
 }
 
 static void publish(struct tn_engine *engine, struct event_node *event)
