@@ -113,12 +113,23 @@ int tn_verbs_rail_reap(struct tn_verbs_rail *rail)
     return total;
 }
 
+static void pause_cpu(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
+}
+
 static int spin(struct tn_verbs_rail *rail)
 {
-    uint64_t end = tn_now() + TN_VERBS_SPIN_NS;
     int found = 0;
-    while (!found && atomic_load(&rail->in_flight) && tn_now() < end) {
-        sched_yield();
+    for (int i = 1; i <= TN_VERBS_SPINS && !found && atomic_load(&rail->in_flight); i++) {
+        if (i % TN_VERBS_SPINS_PER_YIELD)
+            pause_cpu();
+        else
+            sched_yield();
         found = tn_verbs_rail_reap(rail);
     }
     return found;

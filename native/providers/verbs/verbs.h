@@ -29,9 +29,10 @@
 #define TN_VERBS_FIRST_CQ 4096
 #define TN_VERBS_MAX_CONNECTIONS 65536
 #define TN_VERBS_REAP 32
-/* Before a thread sleeps while requests are in flight it looks this long for their completions: a wake-up through the
- * kernel costs more than a small transfer. */
-#define TN_VERBS_SPIN_NS 20000
+/* Before a thread sleeps while requests are in flight it looks this often for their completions, some 20 us, because a wake-up
+ * through the kernel costs more than a small transfer. Counted rather than timed: a clock may be a system call. */
+#define TN_VERBS_SPINS 256
+#define TN_VERBS_SPINS_PER_YIELD 32
 
 /* A slot of the notification ring, as it lies in memory. The peer writes it: nothing in it is to be believed. */
 struct tn_verbs_note {
