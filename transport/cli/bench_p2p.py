@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from transport.memory.remote import RemoteRegion
 
 WARM_UP = 3
-_WORTH = 1 << 31  # bytes moved per row when --iters is not given, within the bounds below
+_WORTH = 0.5  # seconds per row when --iters is not given, within the bounds below
 _FEWEST, _MOST = 15, 2000
 _LARGEST = 1 << 28  # bytes of a buffer that larger submissions wrap round in
 _WRITE_SEED = 2
@@ -68,9 +68,9 @@ class Plan:
         """The distinct bytes that one submission moves: the size whose copy limit is fair to it."""
         return size * min(self.batch, self.buffer_bytes // size)
 
-    def iterations_for(self, size: int) -> int:
-        worth = _WORTH // (size * self.batch)
-        return self.iterations or max(_FEWEST, min(_MOST, worth))
+    def iterations_for(self, seconds: float) -> int:
+        """How often to submit what took so long once."""
+        return self.iterations or max(_FEWEST, min(_MOST, int(_WORTH / seconds)))
 
 
 @click.command("p2p")
@@ -100,7 +100,7 @@ class Plan:
     "--iters",
     "iterations",
     type=click.IntRange(1),
-    help="Timed submissions per size; the default moves about 2 GiB, 15 to 2000 times.",
+    help="Timed submissions per size; by default for about half a second, 15 to 2000.",
 )
 @click.option("--peer", metavar="ADDR", help="Where `transport bench serve` listens.")
 @json_option
@@ -198,7 +198,7 @@ def measure_size(side: Side, plan: Plan, size: int) -> Row:
         side.buffer[:] = 0
     else:
         fill(side.buffer, _WRITE_SEED + size)  # what an earlier size wrote must not pass for it
-    times, last = timed(begin, plan.iterations_for(size))
+    times, last = timed(begin, plan.iterations_for)
     low, high = min(ends), max(ends) + size
     label = Label(last.provider or "", plan.op, plan.memory, size, plan.batch, last.path or "")
     right = arrived(side, plan, low, high, _WRITE_SEED + size)
@@ -217,17 +217,24 @@ def submitter(side: Side, plan: Plan, size: int) -> Callable[[], Transfer]:
     return lambda: side.engine.submit(requests, provider=plan.provider)
 
 
-def timed(begin: Callable[[], Transfer], iterations: int) -> tuple[list[int], Transfer]:
-    """Nanoseconds of each submit to the end of its wait, after a warm-up; and the last transfer."""
-    transfer = begin().wait()
+def timed(
+    begin: Callable[[], Transfer], iterations: Callable[[float], int]
+) -> tuple[list[int], Transfer]:
+    """Nanoseconds of each submit to the end of its wait, after a warm-up; and the last transfer.
+
+    `iterations` is told how many seconds the last submission of the warm-up took.
+    """
     for _ in range(WARM_UP - 1):
         begin().wait()
     clock = time.perf_counter_ns
+    start = clock()
+    transfer = begin().wait()
+    count = iterations((clock() - start) / 1e9)
     times: list[int] = []
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for _ in range(iterations):
+        for _ in range(count):
             start = clock()
             transfer = begin()
             transfer.wait()

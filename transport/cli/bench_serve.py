@@ -70,7 +70,6 @@ def serve_child(pipe: Connection, options: dict[str, Any]) -> None:
     provider = options["provider"]
     listen = listen_for(provider)
     with open_engine("bench-peer", provider, secret=options["secret"], listen=listen) as engine:
-
         regions: list[Region] = []
 
         def start() -> tuple[str, ...]:

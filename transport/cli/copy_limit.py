@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import statistics
+import time
 from typing import TYPE_CHECKING, Any
 
 from transport import ffi as door
@@ -20,13 +21,9 @@ if TYPE_CHECKING:
 KINDS = {"memcpy": door.lib.TN_COPY_MEMCPY, "streaming": door.lib.TN_COPY_STREAMING}
 
 MOST_THREADS = 256  # that tn_copy_measure starts
-_WORTH = 1 << 29  # bytes copied per figure, within the bounds below
+_FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+_WORTH = 0.25  # seconds per figure, within the bounds below
 _FEWEST, _MOST = 7, 2000
-
-
-def iterations(size: int) -> int:
-    """How often a copy of this size is timed."""
-    return max(_FEWEST, min(_MOST, _WORTH // size))
 
 
 class CopyBuffers:
@@ -34,7 +31,7 @@ class CopyBuffers:
 
     def __init__(self, size: int) -> None:
         try:
-            self._maps = [mmap.mmap(-1, size) for _ in range(2)]
+            self._maps = [mmap.mmap(-1, size, flags=_FLAGS) for _ in range(2)]
         except OSError as error:
             text = f"cannot get two buffers of {size} bytes: {error.strerror}"
             raise NativeError(text, operation="mmap", errno=error.errno or 0) from None
@@ -75,8 +72,11 @@ def measure_limits(size: int, all_threads: int) -> list[Limit]:
 
 def _limits(buffers: CopyBuffers, size: int, threads: int) -> Iterator[Limit]:
     for kind in KINDS:
-        buffers.times(size, kind, threads, 2)
-        times = buffers.times(size, kind, threads, iterations(size))
+        begin = time.perf_counter()
+        buffers.times(size, kind, threads, _FEWEST)
+        each = (time.perf_counter() - begin) / _FEWEST
+        count = max(_FEWEST, min(_MOST, int(_WORTH / each)))
+        times = buffers.times(size, kind, threads, count)
         if times:
             yield Limit(size, threads, kind, size / statistics.median(times))
 

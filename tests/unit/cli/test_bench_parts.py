@@ -36,10 +36,11 @@ def test_the_working_set_is_what_a_submission_really_touches():
 
 
 def test_every_row_is_measured_often_enough():
-    plan = make_plan((1, 1 << 30), 1)
-    assert plan.iterations_for(1 << 30) == 15
-    assert plan.iterations_for(1) == 2000
-    assert Plan("read", (1,), 1, None, "pool", 3).iterations_for(1) == 3
+    plan = make_plan((1,), 1)
+    assert plan.iterations_for(3.0) == 15
+    assert plan.iterations_for(1e-6) == 2000
+    assert plan.iterations_for(1e-2) == 50
+    assert Plan("read", (1,), 1, None, "pool", 3).iterations_for(1e-6) == 3
 
 
 def test_patterns_differ_between_seeds_and_places():
