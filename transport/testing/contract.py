@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from transport.engine.engine import Engine
+from transport.errors import StaleRegion, TransferError
 from transport.testing.contract_data import DataRules
 from transport.testing.contract_ends import EndRules
 from transport.testing.contract_refusals import RefusalRules
@@ -48,13 +49,17 @@ class Way:
     """Python text that the far process runs before it opens an engine."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of the far process."""
+    launcher: tuple[str, ...] = ()
+    """A command that starts the far process in another place: `ip netns exec NAME`."""
+    stale: tuple[type[TransferError], ...] = (StaleRegion,)
+    """What a transfer with a closed region raises: a NIC only tells that it refused."""
 
 
 class FarSide(PeerProcess):
     """The other process, with its engine open."""
 
     def __init__(self, way: Way, **options: Any) -> None:
-        super().__init__(**way.environment)
+        super().__init__(*way.launcher, **way.environment)
         self.way = way
         if way.prepare:
             self.call("run", way.prepare)

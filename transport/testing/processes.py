@@ -26,13 +26,16 @@ class PeerProcess:
     """A servant (transport.testing.servant) in a process of its own.
 
     `call("make", "weights", 4096)` asks and waits for the answer; `begin` asks, `answer` waits.
+    `launcher` is a command that runs another, for a process in another place:
+    `PeerProcess("ip", "netns", "exec", "NAME")`.
     """
 
-    def __init__(self, **environment: str) -> None:
+    def __init__(self, *launcher: str, **environment: str) -> None:
         ours, theirs = socket.socketpair()
         with ours, theirs:
+            servant = [sys.executable, "-m", "transport.testing.servant", str(theirs.fileno())]
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "transport.testing.servant", str(theirs.fileno())],
+                [*launcher, *servant],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
                 stdin=subprocess.DEVNULL,
