@@ -179,6 +179,7 @@ def make_plane(
     endpoints=None,
     advertise=None,
     on_lost=None,
+    name=None,
     **settings,
 ):
     """A plane over a fake border; `.border` and `.lost` beside the plane's own attributes."""
@@ -193,7 +194,7 @@ def make_plane(
     plane = ControlPlane(
         border,
         Settings(**settings),
-        oneself=Self(incarnation, f"test-{incarnation.hex()[:4]}", listen, advertise),
+        oneself=Self(incarnation, name or f"test-{incarnation.hex()[:4]}", listen, advertise),
         secret=secret,
         endpoints={"shm": TalkingEndpoint(unix_only=True)} if endpoints is None else endpoints,
         callbacks=Callbacks(on_lost=note),

@@ -92,8 +92,10 @@ class Calls:
                 if not self._border.send(record.native, queue[0]):
                     self._loop.call_later(_PAUSE, self.flush, record)
                     return
-            except TransportError as error:  # the event that says why the peer is down comes next
+            except TransportError as error:
+                # Mostly the peer is down and the event that says so comes next.
                 logger.debug("cannot send to %s: %s", record.name, error)
+                self._loop.call_later(_PAUSE, self.flush, record)
                 return
             queue.popleft()
 

@@ -298,7 +298,7 @@ class Connector:
         unix = outcome.facts.is_unix
         attached = negotiation.attach(record.native)
         stream = "shm" if unix and self._prefer_unix else "tcp"
-        record.name = outcome.peer.name or record.name
+        record.name = handshake.printable(outcome.peer.name) or record.name
         record.pid = outcome.facts.pid or outcome.peer.pid
         record.addresses = record.addresses or readable(outcome.peer.addresses)
         record.link, record.address = "unix" if unix else "tcp", address

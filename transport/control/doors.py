@@ -52,6 +52,8 @@ def open_doors(
         return ()
     if len(texts) > _MAX_DOORS:
         raise InvalidUse(f"listening on {len(texts)} addresses, over {_MAX_DOORS}")
+    if advertise is not None:
+        _check_advertise(advertise)
     name = UnixName(f"tensor-transport/{incarnation.hex()}")
     doors: list[Door] = []
     try:
@@ -92,6 +94,12 @@ def _open_tcp(address: TcpAddress, advertise: str | None) -> Door:
         sock.close()
         raise
     return Door(sock, TcpAddress(advertise or _host(sockaddr, address), port))
+
+
+def _check_advertise(host: str) -> None:
+    address = TcpAddress(host, 0)
+    if parse(str(address)) != address:
+        raise InvalidUse(f"advertise= takes a host name or number, not {host!r}")
 
 
 def _resolve_now(address: TcpAddress) -> tuple[int, Any]:
@@ -175,22 +183,26 @@ async def _resolve(address: TcpAddress) -> list[Any]:
 
 
 async def _connect(family: int, sockaddr: Any) -> Channel:
-    sock = socket.socket(family, socket.SOCK_STREAM)
     try:
-        sock.setblocking(False)
-        if family == socket.AF_UNIX:
-            await _connect_unix(sock, sockaddr)
-        else:
-            await asyncio.get_running_loop().sock_connect(sock, sockaddr)
-            _check_not_itself(sock)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Channel(sock)
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            await _connect_socket(sock, sockaddr)
+            return Channel(sock)
+        except BaseException:
+            sock.close()
+            raise
     except OSError as error:
-        sock.close()
-        raise PeerLost(f"{(error.strerror or str(error)).lower()}") from None
-    except BaseException:
-        sock.close()
-        raise
+        raise PeerLost((error.strerror or str(error)).lower()) from None
+
+
+async def _connect_socket(sock: socket.socket, sockaddr: Any) -> None:
+    sock.setblocking(False)
+    if sock.family == socket.AF_UNIX:
+        await _connect_unix(sock, sockaddr)
+    else:
+        await asyncio.get_running_loop().sock_connect(sock, sockaddr)
+        _check_not_itself(sock)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 async def _connect_unix(sock: socket.socket, sockaddr: str) -> None:

@@ -20,6 +20,7 @@ and what counts is the kernel's word on the peer's uid.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from transport.control import messages as m
-from transport.errors import PeerRefused, StaleRegion, VersionMismatch
+from transport.errors import PeerLost, PeerRefused, StaleRegion, VersionMismatch
 from transport.types import LinkFacts, Offer
 
 if TYPE_CHECKING:
@@ -213,8 +214,9 @@ async def respond(channel: Channel, party: Party, negotiator: Negotiator, judge:
         return await _respond(talk, party, negotiator, judge)
     except Refused as refusal:
         if not refusal.heard:
-            await talk.say(m.Refuse(refusal.code, str(refusal)))
-            await channel.drain()
+            with contextlib.suppress(PeerLost):  # our reason counts, not that it went away
+                await talk.say(m.Refuse(refusal.code, str(refusal)))
+                await channel.drain()
         raise
 
 

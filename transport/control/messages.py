@@ -26,11 +26,12 @@ MAX_FRAME = 1 << 16
 MAX_CONTROL = 1 << 18  # TN_MAX_CONTROL
 MAX_DESCRIPTORS = 16
 NONCE_BYTES = 32
+MAX_NAME = 128  # characters
 
 _Incarnation: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 _Nonce: TypeAlias = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
 _Proof: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
-_Name: TypeAlias = Annotated[str, Meta(max_length=128)]
+_Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 _Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
 _Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=32)]
 _Addresses: TypeAlias = Annotated[

@@ -23,7 +23,7 @@ from transport.control.connector import Connector, Surroundings, readable
 from transport.control.doors import open_doors
 from transport.control.guests import Reception
 from transport.control.handshake import Party, Refused
-from transport.control.messages import SECRET, Identity
+from transport.control.messages import MAX_CONTROL, MAX_NAME, SECRET, Identity
 from transport.control.records import PeerRecord, State, Table
 from transport.errors import (
     DeadlineExceeded,
@@ -50,6 +50,7 @@ _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
+_ENVELOPE = 128  # bytes of a control message beside its body, at most
 _EVENTS = 256  # handled before the loop gets its turn
 _JOIN = 10.0  # seconds for the control thread to end; nothing in it blocks
 
@@ -104,13 +105,16 @@ class ControlPlane:
         self._doors = open_doors(oneself.listen, oneself.advertise, oneself.incarnation)
         self.addresses = tuple(str(door.address) for door in self._doors)
         self.identity = Identity(
-            oneself.incarnation, oneself.name, os.getpid(), settings.notify_depth, self.addresses
+            oneself.incarnation,
+            oneself.name[:MAX_NAME],
+            os.getpid(),
+            settings.notify_depth,
+            self.addresses,
         )
         try:
             self._loop = asyncio.new_event_loop()
         except BaseException:
-            for door in self._doors:
-                door.close()
+            self._close_doors()
             raise
         self._stop = asyncio.Event()
         self._table = Table(border, self._wake)
@@ -120,8 +124,17 @@ class ControlPlane:
         self._connector = Connector(self._surroundings(secret), self._loop)
         self._reception = Reception(secret, self._serve, self._connector.moment, self._loop)
         self._thread = threading.Thread(target=self._run, name="transport-control", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            self._loop.close()
+            self._close_doors()
+            raise
         _living.add(self)
+
+    def _close_doors(self) -> None:
+        for door in self._doors:
+            door.close()
 
     def _surroundings(self, secret: Secret | None) -> Surroundings:
         return Surroundings(
@@ -196,6 +209,8 @@ class ControlPlane:
 
     def send(self, record: PeerRecord, topic: str, body: bytes) -> None:
         """A notice; waits for a peer that is being connected, and is lost with a lost one."""
+        if len(body) > MAX_CONTROL - _ENVELOPE:
+            raise InvalidUse(f"a notice of {len(body)} bytes, over {MAX_CONTROL - _ENVELOPE}")
         self._call(self._calls.tell, record, topic, body)
 
     def request(

@@ -100,6 +100,7 @@ class PeerRecord:
         self.reasons: dict[str, str] = {}  # why the other ones are not
         self.error: TransportError | None = None
         self.ready: concurrent.futures.Future[PeerRecord] = concurrent.futures.Future()
+        self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for the others
         self.wanted = False  # somebody here asked for it: an inbound failure is not the end
         self.contact = Contact()
 

@@ -132,6 +132,8 @@ def test_wildcards_need_advertise(plane):
     for listen in ("0.0.0.0:0", "[::]:0"):
         with pytest.raises(InvalidUse, match="advertise="):
             plane(listen=listen)
+    with pytest.raises(InvalidUse):
+        plane(listen="0.0.0.0:0", advertise="two words")
     a = plane(listen="0.0.0.0:0", advertise="127.0.0.1", endpoints={})
     assert a.plane.addresses[1].startswith("127.0.0.1:")
     assert plane(endpoints={}).plane.connect(a.plane.addresses[1]).link == "tcp"
@@ -155,6 +157,12 @@ def test_providers_end_up_the_same_on_both_sides(plane, eventually):
     (other,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
     assert (other.providers, other.reasons) == (("shm",), {"verbs": "no rail"})
     assert [connection.state for connection in fine.connections] == ["closed"]
+
+
+def test_names_are_cut_and_made_printable(plane, eventually):
+    a = plane(name="evil\nname\x1b" + "x" * 200)
+    b = plane()
+    assert b.plane.connect(a.plane.addresses[0]).name == "evil?name?" + "x" * 118
 
 
 def test_each_side_is_told_the_others_notify_depth(plane, eventually):
@@ -390,6 +398,9 @@ def test_too_large_a_message_is_refused_on_either_side(pair):
         a.plane.request(record, "x", bytes(1 << 18), 5).result(5)
     with pytest.raises(PeerError, match="over 262144"):
         a.plane.request(record, "large", b"", 5).result(5)
+    with pytest.raises(InvalidUse, match="a notice of 262144 bytes"):
+        a.plane.send(record, "x", bytes(1 << 18))
+    a.plane.send(record, "x" * 32, bytes((1 << 18) - 128))
 
 
 def test_no_answer_in_time(pair):
