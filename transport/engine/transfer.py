@@ -148,7 +148,7 @@ class Transfer:
         return self._facts().path
 
     @property
-    def nbytes(self) -> int:
+    def bytes(self) -> int:
         """All bytes that it is to move."""
         return self._facts().nbytes
 

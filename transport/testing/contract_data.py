@@ -41,7 +41,7 @@ class DataRules:
         transfer = near.read(remote, into).wait(WAIT)
         assert into.tobytes() == pattern(nbytes, nbytes).tobytes()
         assert untouched(whole)
-        assert transfer.nbytes == nbytes
+        assert transfer.bytes == nbytes
         assert transfer.quiet
         if nbytes:
             assert (transfer.provider, transfer.path) == (self.way.provider, self.way.path)
@@ -118,7 +118,7 @@ class DataRules:
         transfer = near.submit(reads).wait(WAIT)
         expected = pattern(6, count * size).reshape(count, size)[order]
         assert np.array_equal(into, expected)
-        assert transfer.nbytes == count * size
+        assert transfer.bytes == count * size
 
     def test_reads_and_writes_in_one_batch(self, near: Engine, far: FarSide) -> None:
         old, new = far.make("old", 5000, seed=7), far.make("new", 5000, seed=8)
