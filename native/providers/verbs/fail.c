@@ -108,20 +108,34 @@ static void fail_unposted(struct tn_verbs_connection *connection)
     }
 }
 
-void tn_verbs_break(struct tn_verbs_connection *connection, int status, const char *format, ...)
+/* From here on `accepts` says no. False if the connection was out of use before: its first reason stands. */
+static bool mark_broken(struct tn_verbs_connection *connection, int status, const char *text)
 {
     uint32_t state = atomic_load(&connection->state);
     if (state == TN_VERBS_BROKEN || state == TN_VERBS_CLOSED)
-        return;
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(connection->text, sizeof(connection->text), format, arguments);
-    va_end(arguments);
+        return false;
+    snprintf(connection->text, sizeof(connection->text), "%s", text);
     connection->cause = status;
     atomic_store(&connection->state, TN_VERBS_BROKEN);
+    return true;
+}
+
+static void give_up(struct tn_verbs_connection *connection)
+{
     /* Some devices stop only half of the queue pair; whole, it gives back everything. */
     tn_verbs_qp_to_error(connection);
     fail_unposted(connection);
+}
+
+void tn_verbs_break(struct tn_verbs_connection *connection, int status, const char *format, ...)
+{
+    char text[TN_TEXT_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    if (mark_broken(connection, status, text))
+        give_up(connection);
 }
 
 void tn_verbs_shut(struct tn_verbs_connection *connection, int status, const char *text)
@@ -159,6 +173,8 @@ void tn_verbs_complete(struct tn_verbs_connection *connection, const struct ibv_
         fail_until(connection, position + 1);
         return;
     }
+    /* The mark comes first: whoever hears of the failure and tries again must be sent another way. */
+    bool first = mark_broken(connection, verdict.status, verdict.text);
     tn_verbs_retire(connection, position);
     struct tn_verbs_slot *slot = &connection->slots[position & (connection->depth - 1)];
     if (connection->closing)
@@ -166,6 +182,7 @@ void tn_verbs_complete(struct tn_verbs_connection *connection, const struct ibv_
     else
         tn_transfer_fail(slot->transfer, verdict.status, wc->status, wc->vendor_err, "%s",
                          verdict.text);
-    tn_verbs_break(connection, verdict.status, "%s", verdict.text);
+    if (first)
+        give_up(connection);
     tn_verbs_retire(connection, position + 1);
 }

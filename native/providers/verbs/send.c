@@ -197,7 +197,7 @@ void tn_verbs_pump(struct tn_verbs_connection *connection)
 void tn_verbs_start(void *link, struct tn_transfer *transfer)
 {
     struct tn_verbs_connection *connection = link;
-    transfer->path = "rc";
+    tn_transfer_set_path(transfer, "rc");
     pthread_mutex_lock(&connection->lock);
     if (atomic_load(&connection->state) == TN_VERBS_READY) {
         tn_transfer_reference(transfer);
