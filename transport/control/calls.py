@@ -12,7 +12,7 @@ import contextlib
 import inspect
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from transport.control import messages as m
@@ -43,10 +43,15 @@ _PAUSE = 0.005  # before a full link is tried again
 class Calls:
     """All conversations of one engine."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, border: Border) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        border: Border,
+        handlers: Mapping[str, Handler],
+    ) -> None:
         self._loop = loop
         self._border = border
-        self._handlers: dict[str, Handler] = {}
+        self._handlers = dict(handlers)
         self._numbers = itertools.count(1)
         self._pending: dict[int, tuple[PeerRecord, Reply, asyncio.TimerHandle]] = {}
         self._queues: dict[int, collections.deque[bytes]] = {}

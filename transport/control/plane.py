@@ -102,35 +102,26 @@ class ControlPlane:
         self._callbacks = callbacks or Callbacks()
         self._lock = threading.Lock()
         self._closed = False
-        self._doors = open_doors(oneself.listen, oneself.advertise, oneself.incarnation)
-        self.addresses = tuple(str(door.address) for door in self._doors)
-        self.identity = Identity(
-            oneself.incarnation,
-            oneself.name[:MAX_NAME],
-            os.getpid(),
-            settings.notify_depth,
-            self.addresses,
-        )
-        try:
-            self._loop = asyncio.new_event_loop()
-        except BaseException:
-            self._close_doors()
-            raise
         self._stop = asyncio.Event()
         self._table = Table(border, self._wake)
-        self._calls = Calls(self._loop, border)
-        for topic, handler in (handlers or {}).items():
-            self.handle(topic, handler)
-        self._connector = Connector(self._surroundings(secret), self._loop)
-        self._reception = Reception(secret, self._serve, self._connector.moment, self._loop)
         self._thread = threading.Thread(target=self._run, name="transport-control", daemon=True)
-        try:
+        with contextlib.ExitStack() as undo:
+            self._loop = asyncio.new_event_loop()
+            undo.callback(self._loop.close)
+            self._doors = open_doors(oneself.listen, oneself.advertise, oneself.incarnation)
+            undo.callback(self._close_doors)
+            self.addresses = tuple(str(door.address) for door in self._doors)
+            self.identity = self._introduce(oneself)
+            self._calls = Calls(self._loop, border, handlers or {})
+            self._connector = Connector(self._surroundings(secret), self._loop)
+            self._reception = Reception(secret, self._serve, self._connector.moment, self._loop)
             self._thread.start()
-        except BaseException:
-            self._loop.close()
-            self._close_doors()
-            raise
+            undo.pop_all()
         _living.add(self)
+
+    def _introduce(self, me: Self) -> Identity:
+        name, depth = me.name[:MAX_NAME], self._settings.notify_depth
+        return Identity(me.incarnation, name, os.getpid(), depth, self.addresses)
 
     def _close_doors(self) -> None:
         for door in self._doors:
