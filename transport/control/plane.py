@@ -180,7 +180,8 @@ class ControlPlane:
             raise InvalidUse("this engine was closed while it connected") from None
 
     def disconnect(self, record: PeerRecord) -> None:
-        """Lets the peer go; its transfers fail."""
+        """Lets the peer go; its transfers fail. Who asks for it from now on gets a new record."""
+        self._table.hide(record)
         self._call(self._lose, record, Status.CLOSED, "the peer was closed on this side")
 
     @property

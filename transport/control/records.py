@@ -170,14 +170,18 @@ class Table:
             self._living[incarnation] = self._by_cookie[cookie] = record
             return record, True
 
+    def hide(self, record: PeerRecord) -> None:
+        """Nobody finds it any more."""
+        with self._lock:
+            if self._living.get(record.incarnation) is record:
+                del self._living[record.incarnation]
+
     def bury(self, record: PeerRecord, status: int, text: str) -> bool:
         """The peer is lost: nobody finds it any more and its transfers fail. False: it was already.
 
         Control thread only.
         """
-        with self._lock:
-            if self._living.get(record.incarnation) is record:
-                del self._living[record.incarnation]
+        self.hide(record)
         if record.state is State.LOST:
             return False
         record.lose(status, text)

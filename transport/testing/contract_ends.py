@@ -68,6 +68,14 @@ class EndRules:
             assert bytes(into) == pattern(seed, 100_000).tobytes()
             far.kill()
 
+    def test_a_peer_that_we_closed_is_connected_again(self, own: Engine, far: FarSide) -> None:
+        remote = far.make("x", 1000, seed=1)
+        for _ in range(5):
+            into = bytearray(1000)
+            own.read(remote, into).wait(WAIT)
+            assert bytes(into) == pattern(1, 1000).tobytes()
+            next(p for p in own.peers if p.incarnation == far.incarnation).close()
+
     def test_the_tensor_may_be_dropped_after_submit(self, near: Engine, far: FarSide) -> None:
         nbytes = 4 << 20
         remote = far.make("x", nbytes)
