@@ -217,6 +217,9 @@ class Engine(Handle):
         # Closing waits for peers and threads, which a finalizer must not.
         threading.Thread(target=self._core.close, name="transport-closer", daemon=True).start()
 
+    def _ended(self) -> bool:
+        return self._core.native.pointer is None  # at exit, or after it was dropped
+
     def _describe(self) -> str:
         return self._core.name
 

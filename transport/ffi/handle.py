@@ -42,13 +42,17 @@ class Handle:
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._closed or self._ended()
 
     def close(self) -> None:
         raise NotImplementedError
 
     def _hand_over(self) -> None:
         """For the finalizer of an object that nobody closed. Neither blocks nor touches C."""
+
+    def _ended(self) -> bool:
+        """True when its parent was closed, and it with it."""
+        return False
 
     def _describe(self) -> str:
         """What the repr says between the class's name and the state."""
@@ -58,7 +62,7 @@ class Handle:
         """Raises InvalidUse when the object is closed or belongs to another process."""
         if self._pid not in (here, -1):
             raise foreign(self._noun(), self._pid)
-        if self._closed:
+        if self.closed:
             raise InvalidUse(f"this {self._noun()} is closed")
 
     def _foreign(self) -> bool:
@@ -81,12 +85,12 @@ class Handle:
         self.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "of another process" if self._foreign() else ""
+        state = "closed" if self.closed else "of another process" if self._foreign() else ""
         words = (type(self).__name__, self._describe(), state)
         return f"<{' '.join(word for word in words if word)}>"
 
     def __del__(self) -> None:
-        if self._closed or self._foreign():
+        if self._closed or self._foreign() or self._ended():
             return
         self._closed = True
         self._hand_over()

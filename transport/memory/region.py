@@ -285,6 +285,9 @@ class Region(Handle):
     def _hand_over(self) -> None:
         self._table.drop(self._native)
 
+    def _ended(self) -> bool:
+        return self._table.gate.closed
+
     def _describe(self) -> str:
         what = f"{self._dtype}{list(self._shape)}" if self._dtype else "bytes"
         return f"{what} {format_bytes(self._nbytes)} {self._access}"

@@ -1,0 +1,165 @@
+"""Engines of one process: facts, peers, names, closing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import transport
+from transport import Engine, InvalidUse, Unavailable
+from transport.config import Settings
+
+WAIT = 20.0
+
+
+@pytest.fixture
+def pair():
+    with Engine(name="a") as a, Engine(name="b") as b:
+        yield a, b
+
+
+# ------------------------------------------------------------------------------------------ engines
+def test_engine_facts(pair):
+    a, b = pair
+    assert (a.name, len(a.incarnation)) == ("a", 16)
+    assert a.incarnation != b.incarnation
+    assert a.addresses[0].startswith("unix:@")
+    assert "shm" in a.providers
+    assert repr(a) == "<Engine a>"
+    assert a.peers == ()
+    peer = b.connect(a.addresses[0])
+    assert (peer.name, peer.pid, peer.incarnation) == ("a", os.getpid(), a.incarnation)
+    assert peer.connected
+    assert peer in b.peers
+    assert peer.addresses == a.addresses
+    assert any("shm" in line for line in peer.explain())
+    assert set(peer.counters()) >= {"shm", "tcp", "served", "notifications"}
+
+
+def test_engine_to_itself(pair):
+    a = pair[0]
+    tensor = torch.arange(1000)
+    with a.register(tensor) as region:
+        into = torch.zeros(1000, dtype=torch.int64)
+        transfer = a.read(region.remote(), into).wait(WAIT)
+        assert torch.equal(into, tensor)
+        assert transfer.path == "self"
+        a.write(into + 1, region.remote(), notify=b"me").wait(WAIT)
+        note = a.notifications().wait(WAIT)
+        assert (note.payload, note.region) == (b"me", region)
+        assert torch.equal(tensor, into + 1)
+
+
+def test_names(pair):
+    a, b = pair
+    with a.register(torch.arange(10)) as region:
+        timer = threading.Timer(0.1, a.publish, ("weights", region))
+        timer.start()
+        remote = b.connect(a.addresses[0]).lookup("weights")
+        timer.join()
+        assert remote == region.remote()
+        assert a.connect(a.addresses[0]).lookup("weights") == remote
+        b.publish("his", remote)
+        assert a.connect(b.addresses[0]).lookup("his") == remote
+    peer = b.connect(a.addresses[0])
+    with pytest.raises(transport.DeadlineExceeded, match="nothing named 'x'"):
+        peer.lookup("x", timeout=0.05)
+    for name in ("", 3, "x" * 2000):
+        with pytest.raises(InvalidUse):
+            peer.lookup(name)
+
+
+def test_peer_close(pair):
+    a, b = pair
+    with a.register(torch.arange(10)) as region:
+        into = torch.zeros(10, dtype=torch.int64)
+        b.read(region.remote(), into).wait(WAIT)
+        peer = b.peers[0]
+        peer.close()
+        for _ in range(200):
+            if not peer.connected:
+                break
+            threading.Event().wait(0.01)
+        assert not peer.connected
+        b.read(region.remote(), into).wait(WAIT)
+        assert b.peers[0] != peer
+
+
+def test_unusable_providers():
+    with pytest.raises(InvalidUse, match="no provider named"):
+        Engine(providers=["pigeon"])
+    with pytest.raises(InvalidUse):
+        Engine(listen="0.0.0.0:0", secret="0123456789abcdef")
+    with pytest.raises(Unavailable, match="no provider can be used"):
+        Engine(providers=["verbs"], settings=Settings(verbs_lib="/nonexistent.so"))
+
+
+def test_a_closed_engine(pair):
+    a, _ = pair
+    tensor = torch.ones(3)
+    region = a.register(tensor)
+    remote = region.remote()
+    a.close()
+    a.close()
+    assert a.closed
+    assert "closed" in repr(a)
+    for call in (
+        lambda: a.register(tensor),
+        lambda: a.empty(3, "uint8"),
+        lambda: a.read(remote, tensor),
+        lambda: a.write(tensor, remote),
+        lambda: a.submit([]),
+        lambda: a.connect("unix:@x"),
+        lambda: a.notifications(),
+        lambda: a.peers,
+        lambda: a.publish("x", remote),
+    ):
+        with pytest.raises(InvalidUse, match="closed"):
+            call()
+    region.close()
+
+
+def test_a_dropped_engine_warns_and_closes():
+    engine = Engine()
+    core = engine._core
+    with pytest.warns(ResourceWarning, match="unclosed engine"):
+        del engine
+    for thread in threading.enumerate():
+        if thread.name == "transport-closer":
+            thread.join(WAIT)
+    assert core.native.pointer is None
+
+
+def test_children_keep_their_engine():
+    with Engine() as a:
+        region = a.register(torch.arange(3))
+        b = Engine()
+        into = torch.zeros(3, dtype=torch.int64)
+        transfer = b.read(region.remote(), into)
+        closing = b.close
+        del b
+        gc.collect()
+        transfer.wait(WAIT)
+        closing()
+        region.close()
+
+
+def count_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_threads_and_descriptors_do_not_pile_up():
+    with Engine():
+        pass
+    before = threading.active_count(), count_descriptors()
+    for _ in range(10):
+        with Engine() as a, Engine() as b, a.register(bytearray(10)) as region:
+            b.read(region.remote(), bytearray(10)).wait(WAIT)
+    gc.collect()
+    assert threading.active_count() == before[0]
+    assert count_descriptors() <= before[1] + 2
