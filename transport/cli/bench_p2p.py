@@ -25,6 +25,7 @@ from transport.cli.bench_side import (
     open_engine,
     pick_address,
     region_name,
+    require_provider,
 )
 from transport.cli.child import Child
 from transport.cli.options import emit, json_option, size_option
@@ -131,14 +132,17 @@ def p2p(
 
 def run(plan: Plan, peer_address: str | None) -> Report:
     """Connects, measures every size and its copy limit, verifies."""
-    limits = measure_limits(tuple(plan.working_set(size) for size in plan.sizes))
     rows: list[Row] = []
-    with _connected(plan, peer_address) as (engine, peer), Progress(len(plan.sizes)) as progress:
+    if plan.provider is not None:
+        require_provider(plan.provider)
+    with _connected(plan, peer_address) as (engine, peer):
         side = Side.open(engine, peer, plan)
-        for size in plan.sizes:
-            progress.say(f"{plan.op} {plan.batch} x {format_bytes(size)}")
-            rows.append(measure_size(side, plan, size))
-            progress.advance()
+        limits = measure_limits(tuple(plan.working_set(size) for size in plan.sizes))
+        with Progress(len(plan.sizes)) as progress:
+            for size in plan.sizes:
+                progress.say(f"{plan.op} {plan.batch} x {format_bytes(size)}")
+                rows.append(measure_size(side, plan, size))
+                progress.advance()
     return Report(facts.host(), limits, tuple(rows))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transport.errors import InvalidUse
+from transport.errors import InvalidUse, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,16 @@ def open_engine(
 
     providers = {None: None, "verbs": ("verbs", "tcp")}.get(provider, (provider or "",))
     return Engine(name=name, secret=secret, providers=providers, listen=listen, advertise=advertise)
+
+
+def require_provider(name: str) -> None:
+    """Raises Unavailable, with the reason and what would help, where it cannot be used here."""
+    from transport.config import Settings
+    from transport.providers import registry
+
+    viability = registry.find(name).probe(Settings.from_env())
+    if not viability.usable:
+        raise Unavailable(f"{name} cannot be used here: {viability.reason}", viability.remedy)
 
 
 def listen_for(provider: str | None) -> tuple[str, ...] | None:

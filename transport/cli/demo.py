@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from transport.cli import facts
-from transport.cli.bench_side import MEMORY, listen_for, open_engine, pick_address
+from transport.cli.bench_side import (
+    MEMORY,
+    listen_for,
+    open_engine,
+    pick_address,
+    require_provider,
+)
 from transport.cli.demo_model import MODES
 from transport.cli.options import emit_json, json_option
 from transport.cli.progress import Progress
@@ -105,24 +111,17 @@ def split_usable(wanted: Sequence[str]) -> tuple[list[str], list[Skip]]:
 
     One that was asked for by name and is not usable raises Unavailable.
     """
-    from transport.config import Settings
-    from transport.providers import registry
-
-    settings = Settings.from_env()
     usable: list[str] = []
     skipped: list[Skip] = []
     for name in wanted or PROVIDERS:
         try:
-            viability = registry.find(name).probe(settings)
-            reason, remedy, good = viability.reason, viability.remedy, viability.usable
+            require_provider(name)
         except Unavailable as error:
-            reason, remedy, good = error.reason, error.remedy, False
-        if good:
-            usable.append(name)
-        elif wanted:
-            raise Unavailable(f"{name}: {reason}", remedy)
+            if wanted:
+                raise
+            skipped.append(Skip(name, error.reason, error.remedy))
         else:
-            skipped.append(Skip(name, reason, remedy))
+            usable.append(name)
     return usable, skipped
 
 
@@ -216,7 +215,7 @@ def table(model: Model, rows: Sequence[Row], skipped: Sequence[Skip]) -> str:
     title = f"all-MiniLM-L6-v2: {len(model.tensors)} tensors, {format_bytes(model.nbytes)}"
     cells = [_cells(model, row) for row in rows]
     drawn = _drawn(title, cells) if sys.stdout.isatty() else _plain(title, cells)
-    notes = [f"{it.provider}: not here: {it.reason}; {it.remedy}".rstrip("; ") for it in skipped]
+    notes = [f"{it.reason}; {it.remedy}".rstrip("; ") for it in skipped]
     return "\n".join([drawn, *notes])
 
 

@@ -95,6 +95,6 @@ def test_a_demo_row_has_medians_without_the_first_pull():
 def test_one_wrong_digest_in_any_pull_shows():
     row = make_row([Pull(1e-9, ("a",)), Pull(1e-9)], 200, "pool", "one batch")
     assert not row.verified
-    text = table(MODEL, [row], [Skip("verbs", "no device", "buy one")])
+    text = table(MODEL, [row], [Skip("verbs", "verbs: no device", "buy one")])
     assert "DIFFERENT" in text
-    assert text.splitlines()[-1] == "verbs: not here: no device; buy one"
+    assert text.splitlines()[-1] == "verbs: no device; buy one"
