@@ -5,10 +5,11 @@ May import control, memory, ffi, types and errors.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from transport.control.records import State
-from transport.errors import InvalidUse
+from transport.errors import InvalidUse, Status
 from transport.ffi import ffi, lib, text
 from transport.types import Access
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from transport.memory.remote import RemoteRegion
 
 _EXPLANATION = 4096  # bytes
+_PATIENCE = 5.0  # seconds
 
 
 class Peer:
@@ -51,7 +53,10 @@ class Peer:
 
     @property
     def connected(self) -> bool:
-        return self._record.state is State.UP
+        if self._core.gate.closed:
+            return False
+        with self._core:  # C knows first; the record follows
+            return bool(lib.tn_peer_state(self._record.native.pointer) == Status.OK)
 
     @property
     def providers(self) -> tuple[str, ...]:
@@ -98,6 +103,9 @@ class Peer:
         """Disconnects; transfers in flight fail. The peer is connected again when it is needed."""
         with self._core:
             self._core.plane.disconnect(self._record)
+        end = time.monotonic() + _PATIENCE
+        while self._record.state is not State.LOST and time.monotonic() < end:
+            time.sleep(0.001)  # the control thread is about to do it
 
     def _explain_remote(self, remote: RemoteRegion) -> list[str]:
         native = ffi.from_buffer("struct tn_remote[]", remote._owner.native)
