@@ -67,15 +67,15 @@ def run(*command: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
-def resources(pid: int) -> dict[str, int]:
-    """How many of each kind of RDMA object a process has on this host's devices."""
-    kinds = ("pd", "cq", "qp", "mr")
-    return {kind: sum(row.get("pid") == pid for row in _rows(kind)) for kind in kinds}
+def resources() -> dict[str, int]:
+    """How many of each kind of RDMA object processes have on this host's devices."""
+    return {kind: sum("pid" in row for row in _rows(kind)) for kind in ("pd", "cq", "qp", "mr")}
 
 
 def _rows(kind: str) -> list[dict[str, object]]:
+    """What the kernel has for itself has no process number; ours have a thread's."""
     return json.loads(run("rdma", "-j", "resource", "show", kind) or "[]")
 
 
-def descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
