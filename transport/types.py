@@ -89,7 +89,8 @@ _UNITS = {
 
 def parse_bytes(text: str) -> int:
     """Reads "65536", "64 KiB" or "1.5MB". Raises InvalidUse for all that is no whole number."""
-    match = re.fullmatch(r"\s*([0-9]{1,18})(?:\.([0-9]{1,9}))?\s*([kmgt]i?b|b?)\s*", text, re.IGNORECASE)
+    pattern = r"\s*([0-9]{1,18})(?:\.([0-9]{1,9}))?\s*([kmgt]i?b|b?)\s*"
+    match = re.fullmatch(pattern, text, re.IGNORECASE)
     if match is None:
         raise InvalidUse(f"{text!r} is not a size; write it as in 65536, 64KiB or 1.5MB")
     whole, fraction, unit = match[1], match[2] or "", match[3].lower().removeprefix("b")
