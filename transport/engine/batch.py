@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from transport.memory.layout import Rows
     from transport.memory.remote import Owner
 
+    # Finds the region of a local view, as the number in a range; may add to the pins.
+    Register = Callable[[View, list[Any]], int]
+
 READ, WRITE = 1, 2  # enum tn_op; the same bits as enum tn_access
 OP_NAMES = {READ: "read", WRITE: "write"}
 
@@ -74,10 +77,11 @@ class Part:
 class Batch:
     """Requests being gathered. `pins` is what must live until the transfer is quiet."""
 
-    __slots__ = ("_at", "_op", "_owner", "_parts", "_ranges", "_register", "pins")
+    __slots__ = ("_at", "_op", "_owner", "_parts", "_ranges", "_register", "_registrar", "pins")
 
-    def __init__(self, register: Callable[[View, list[Any]], int] | None) -> None:
-        self._register = register  # finds the region of a local view (RDMA); may add to the pins
+    def __init__(self, registrar: Callable[[Owner], Register | None] | None = None) -> None:
+        self._registrar = registrar
+        self._register: Register | None = None
         self._parts: dict[tuple[bytes, int], Part] = {}
         self._owner: Owner | None = None
         self._op = self._at = 0
@@ -121,6 +125,7 @@ class Batch:
             part = self._parts[key] = Part(owner, op)
         self._owner, self._op = owner, op
         self._at, self._ranges = part.remote_index(owner), part.ranges
+        self._register = self._registrar(owner) if self._registrar else None
 
 
 def _strided(here: View, region: int, remote: RemoteRegion, at: int) -> list[bytes]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +137,7 @@ class Engine(Handle):
         seconds (default: the setting) it fails. `provider` and `fallback`: see `submit`.
         """
         with self._core as core:
-            batch = Batch(core.register)
+            batch = Batch(core.registrar)
             batch.add(into, remote, READ)
             return submit(self, core, batch, Options(None, deadline, provider, fallback))
 
@@ -157,7 +156,7 @@ class Engine(Handle):
         With `notify` the owner gets a notification (at most 1024 bytes) once the data is there.
         """
         with self._core as core:
-            batch = Batch(core.register)
+            batch = Batch(core.registrar)
             batch.add(source, to, WRITE)
             return submit(self, core, batch, Options(notify, deadline, provider, fallback))
 
@@ -178,9 +177,10 @@ class Engine(Handle):
         `fallback="allow"` lets those after it in the engine's order carry it, too. Without
         `provider`, `fallback="error"` allows only the peer's most wanted one.
         """
+        gathered = list(requests)  # outside the gate: a generator may do anything
         with self._core as core:
-            batch = Batch(core.register)
-            for request in requests:
+            batch = Batch(core.registrar)
+            for request in gathered:
                 batch.add_request(request)
             return submit(self, core, batch, Options(notify, deadline, provider, fallback))
 
@@ -206,16 +206,23 @@ class Engine(Handle):
             core.names.publish(name, remote)
 
     def close(self) -> None:
-        """Fails what is in flight, revokes every region, lets the peers go. Idempotent."""
-        if not self._closed:
-            self._closed = True
+        """Fails what is in flight, revokes every region, lets the peers go. Idempotent.
+
+        Called by a signal handler that interrupts a call of this engine, it returns at once and the
+        closing goes on behind it.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._core.gate.holds_this_thread():  # a signal handler, or a finalizer
+            self._core.close_later()
+        else:
             self._core.close()
             _living.discard(self._core)
 
     # -------------------------------------------------------------------------------------- inside
     def _hand_over(self) -> None:
-        # Closing waits for peers and threads, which a finalizer must not.
-        threading.Thread(target=self._core.close, name="transport-closer", daemon=True).start()
+        self._core.close_later()
 
     def _ended(self) -> bool:
         return self._core.native.pointer is None  # at exit, or after it was dropped

@@ -60,12 +60,12 @@ def test_reads_and_writes_of_any_two_views(data):
     first = sum(start * step // 4 for start, step in zip(starts, base.strides))
     strides = [flip * step for flip, step in zip(flips, base.strides)]
     local = np.lib.stride_tricks.as_strided(base.reshape(-1)[first:], expected.shape, strides)
-    batch = Batch(None)
+    batch = Batch()
     batch.add(local, far.remote[index], READ)
     carry_out(batch, far)
     assert np.array_equal(local, expected)
     local += 1000
-    batch = Batch(None)
+    batch = Batch()
     batch.add(local, far.remote[index], WRITE)
     carry_out(batch, far)
     assert np.array_equal(far.array[index], local)
@@ -77,7 +77,7 @@ def test_untyped_sides_are_in_c_order(data):
     index = index_of(data.draw, (3, 4, 5))
     part = far.remote[index]
     buffer = bytearray(part.nbytes)
-    batch = Batch(None)
+    batch = Batch()
     batch.add(buffer, part, READ)
     carry_out(batch, far)
     assert bytes(buffer) == far.array[index].tobytes()
@@ -85,7 +85,7 @@ def test_untyped_sides_are_in_c_order(data):
 
 def test_contiguous_sides_are_one_range():
     far = Far(np.zeros((10, 10), np.float32))
-    batch = Batch(None)
+    batch = Batch()
     batch.add(torch.zeros(10, 10), far.remote, READ)
     (part,) = batch.parts()
     assert len(part.ranges) == 1
@@ -94,7 +94,7 @@ def test_contiguous_sides_are_one_range():
 
 def test_two_pieces_of_an_untyped_pair_cannot_both_be_strided():
     far = Far(np.zeros((4, 4), "V8").view("u8"))
-    batch = Batch(None)
+    batch = Batch()
     with pytest.raises(InvalidUse, match="contiguous"):
         batch.add(np.zeros((8, 4), "S8")[::2], far.remote[:, :4:1][:, 0:4][::1, ::-1], READ)
 
@@ -102,7 +102,7 @@ def test_two_pieces_of_an_untyped_pair_cannot_both_be_strided():
 def test_grouping_by_engine_and_kind():
     a, b = Far(np.zeros(8, np.uint8)), Far(np.zeros(8, np.uint8), number=2)
     other = Far(np.zeros(8, np.uint8), incarnation=b"j" * 16)
-    batch = Batch(None)
+    batch = Batch()
     for request in [
         Read(a.remote, bytearray(8)),
         Read(b.remote, bytearray(8)),
@@ -133,7 +133,7 @@ def test_grouping_by_engine_and_kind():
 )
 def test_refused_reads(local, words):
     with pytest.raises(InvalidUse, match=words):
-        Batch(None).add(local, Far(np.zeros(4, np.float32)).remote, READ)
+        Batch().add(local, Far(np.zeros(4, np.float32)).remote, READ)
 
 
 def test_access_is_checked_even_for_nothing():
@@ -141,26 +141,26 @@ def test_access_is_checked_even_for_nothing():
         far = Far(np.zeros(4, np.uint8), access=access)
         for remote in (far.remote, far.remote[0:0]):
             with pytest.raises(RemoteAccessError):
-                Batch(None).add(bytearray(remote.nbytes), remote, op)
+                Batch().add(bytearray(remote.nbytes), remote, op)
 
 
 def test_an_expanded_tensor_may_be_a_source_only():
     far = Far(np.zeros((3, 4), np.float32))
-    batch = Batch(None)
+    batch = Batch()
     batch.add(torch.arange(4.0).expand(3, 4), far.remote, WRITE)
     carry_out(batch, far)
     assert np.array_equal(far.array, np.broadcast_to(np.arange(4, dtype=np.float32), (3, 4)))
     expanded = Far(np.broadcast_to(np.zeros(4, np.float32), (3, 4)))
     with pytest.raises(InvalidUse, match="share bytes"):
-        Batch(None).add(torch.zeros(3, 4), expanded.remote, WRITE)
+        Batch().add(torch.zeros(3, 4), expanded.remote, WRITE)
 
 
 @pytest.mark.parametrize("remote", [None, "x", object()])
 def test_the_remote_side_must_be_a_handle(remote):
     with pytest.raises(InvalidUse, match="RemoteRegion"):
-        Batch(None).add(bytearray(1), remote, READ)
+        Batch().add(bytearray(1), remote, READ)
 
 
 def test_requests_are_reads_and_writes():
     with pytest.raises(InvalidUse, match="a Read or a Write"):
-        Batch(None).add_request(("read", 1))
+        Batch().add_request(("read", 1))

@@ -212,7 +212,7 @@ def test_empty_regions(pair, x):
     a, b = pair
     with a.register(x) as region:
         into = bytearray()
-        assert b.read(region.remote(), into).wait(WAIT).nbytes == 0
+        assert b.read(region.remote(), into).wait(WAIT).bytes == 0
 
 
 def test_a_region_keeps_its_tensor_alive(pair):

@@ -12,6 +12,8 @@ from transport.ffi import handle
 from transport.ffi.gate import Gate
 from transport.ffi.handle import Handle
 
+WAIT = 20.0
+
 
 class Thing(Handle):
     def __init__(self, log=None):
@@ -81,7 +83,7 @@ def test_gate_lets_in_until_it_is_shut():
     gate = Gate("engine")
     with gate:
         pass
-    gate.shut()
+    assert gate.shut(1)
     with pytest.raises(InvalidUse, match="this engine is closed"), gate:
         pass
 
@@ -99,7 +101,8 @@ def test_shutting_waits_for_those_inside():
     thread = threading.Thread(target=visit)
     thread.start()
     inside.wait()
-    gate.shut()
+    assert not gate.shut(0.01)
+    assert gate.shut(WAIT)
     assert left == [1]
     thread.join()
 
@@ -109,3 +112,16 @@ def test_gate_after_fork(monkeypatch):
     monkeypatch.setattr(handle, "here", -2)
     with pytest.raises(InvalidUse, match="make a new Engine"), gate:
         pass
+
+
+def test_gate_knows_who_is_inside():
+    gate = Gate("engine")
+    assert not gate.holds_this_thread()
+    with gate:
+        assert gate.holds_this_thread()
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(gate.holds_this_thread()))
+        thread.start()
+        thread.join()
+    assert seen == [False]
+    assert not gate.holds_this_thread()

@@ -1,0 +1,292 @@
+"""The inside of an engine: what its public objects share, and how it all is opened and closed.
+
+May import everything below the engine room. Public objects hold the Engine, the Engine holds this;
+the control thread holds only this, so that an Engine that nobody holds can be seen to be dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from transport.control.plane import Callbacks, ControlPlane, Self
+from transport.control.border import NativeBorder
+from transport.control.secret import resolve
+from transport.engine.names import Names
+from transport.engine.path import Paths
+from transport.engine.progress import Queues
+from transport.errors import InvalidUse, Status, TransportError, Unavailable
+from transport.ffi import NativeEngine, check, ffi, handle, lib
+from transport.ffi.gate import Gate
+from transport.memory.cache import LocalCache
+from transport.memory.pool import Pool
+from transport.memory.region import RegionTable
+from transport.providers import registry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from transport.config import Settings
+    from transport.control.records import PeerRecord
+    from transport.control.secret import Source
+    from transport.memory.host import View
+    from transport.memory.remote import Owner
+    from transport.memory.region import Region
+    from transport.providers.base import Endpoint, Provider
+
+_log = logging.getLogger("transport.engine")
+
+_PATIENCE = 10.0  # seconds beyond the close timeout for callers to leave
+
+# Native things that could not be freed: their memory may still be written. Kept for ever.
+_lost: list[Any] = []
+
+
+class Flight:
+    """One native transfer: all requests of one kind to one peer."""
+
+    __slots__ = ("op", "pointer", "record")
+
+    def __init__(self, pointer: Any, record: PeerRecord, op: str) -> None:
+        self.pointer = pointer
+        self.record = record
+        self.op = op
+
+
+class Core:
+    """`with core:` lets a call in: it refuses after close and fork, and does what finalizers left."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        listen: str | Iterable[str] | None,
+        advertise: str | None,
+        secret: Source,
+        providers: Iterable[str],
+        settings: Settings,
+    ) -> None:
+        self.settings = settings
+        self.name = name
+        self.incarnation = os.urandom(16)
+        self.gate = Gate("engine")
+        self.unused: dict[str, str] = {}  # providers that are not used, and why
+        found = _find_providers(providers, settings, self.unused)
+        self.paths = Paths({provider.name: provider.identifier for provider in found})
+        self.native = _open_native(self.incarnation, settings, self.paths)
+        self.dropped: deque[tuple[list[Flight], list[Any]]] = deque()  # by finalizers
+        self._abandoned: dict[int, tuple[Flight, list[Any]]] = {}
+        self._cookies = itertools.count(1)
+        self._close_lock = threading.Lock()
+        self._endpoints: dict[str, Endpoint] = {}
+        self.pool = Pool(self.native.pointer)
+        self.regions = RegionTable(self.native.pointer, self.pool, self.gate)
+        self.regions.close_timeout = settings.close_timeout
+        self.cache: LocalCache | None = None
+        self.queues = Queues(self)
+        self._regions_by_number: weakref.WeakValueDictionary[int, Region] = (
+            weakref.WeakValueDictionary()
+        )
+        self.control: ControlPlane | None = None
+        try:
+            self._open_endpoints(found)
+            me = Self(self.incarnation, name, listen, advertise)
+            self.control = ControlPlane(
+                NativeBorder(self.native),
+                settings,
+                oneself=me,
+                secret=resolve(secret, settings),
+                endpoints=self._endpoints,
+                callbacks=Callbacks(on_retired=self._on_retired),
+            )
+            self.names = Names(self)
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------------------------- calls come in
+    def __enter__(self) -> Core:
+        self.gate.__enter__()
+        if self.dropped or self.pool.has_chores or self.regions.has_chores:
+            self.drain()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gate.__exit__()
+
+    def identity(self) -> tuple[bytes, tuple[str, ...]]:
+        """What goes into handles."""
+        return self.incarnation, self.plane.addresses
+
+    def remember(self, region: Region) -> None:
+        """So that notifications can name it."""
+        self._regions_by_number[region.number] = region
+
+    def region(self, number: int) -> Region | None:
+        return self._regions_by_number.get(number)
+
+    def registrar(self, owner: Owner) -> Callable[[View, list[Any]], int] | None:
+        """What registers local memory for transfers with that engine, where it is needed: RDMA."""
+        if self.cache is None:
+            return None
+        record = self.plane.peer(owner.incarnation, owner.addresses)
+        # While the peer is being connected it is not known how it will be reached.
+        needless = record.ready.done() and "verbs" not in record.providers
+        return None if needless else self.cache.register
+
+    @property
+    def plane(self) -> ControlPlane:
+        if self.control is None:
+            raise InvalidUse("this engine is closed")
+        return self.control
+
+    def drain(self) -> None:
+        """Does what finalizers left to do."""
+        while self.dropped:
+            try:
+                flights, pins = self.dropped.popleft()
+            except IndexError:  # another thread took it
+                break
+            for flight in flights:
+                if pins:
+                    self._abandon(flight, pins)
+                else:  # it ended well, or was seen to be quiet
+                    lib.tn_transfer_release(flight.pointer)
+        if self.cache is not None:
+            self.cache.drain()
+        self.regions.drain()
+        self.pool.drain()
+
+    def drop(self, flights: list[Flight], pins: list[Any]) -> None:
+        """For a Transfer's finalizer: frees it now or, while it may still move bytes, later."""
+        if self.gate.pid != handle.here:
+            return
+        self.dropped.append((flights, pins))
+        if self.native.pointer is None:  # no call comes that would do it
+            self._free_dropped()
+        elif pins and self.control is not None:
+            with contextlib.suppress(TransportError):
+                self.control._call(self._drain_quietly)
+
+    # ------------------------------------------------------------------------------------- closing
+    def close(self) -> None:
+        """Fails what is in flight, takes all rights back, frees everything. Idempotent."""
+        if self.gate.pid != handle.here:
+            return
+        with self._close_lock:
+            if self.native.pointer is None:
+                return
+            empty = self.gate.shut(self.settings.close_timeout + _PATIENCE)
+            self.queues.detach()
+            if self.control is not None:
+                self.control.close()
+            if self.cache is not None:
+                self.cache.close_all()
+            _lost.extend(self.regions.close_all(self.settings.close_timeout))
+            self.pool.close()
+            if empty:
+                lib.tn_engine_close(self.native.pointer)
+            else:  # better lost than freed under a caller
+                _log.error("a call into engine %s does not end; its memory is lost", self.name)
+                _lost.append(self.native.pointer)
+            self.native.pointer = None
+            self._close_endpoints()
+            self._bury()
+            self.queues.finish()
+
+    def close_later(self) -> None:
+        """For finalizers and signal handlers, which must not wait for what they interrupt."""
+        threading.Thread(target=self.close, name="transport-closer", daemon=True).start()
+
+    def _bury(self) -> None:
+        """After the native engine: transfers that nobody waits for."""
+        self._free_dropped()
+        for flight, pins in self._abandoned.values():
+            self._free(flight, pins)
+        self._abandoned.clear()
+
+    def _free_dropped(self) -> None:
+        while self.dropped:
+            try:
+                flights, pins = self.dropped.popleft()
+            except IndexError:  # another thread took it
+                return
+            for flight in flights:
+                self._free(flight, pins)
+
+    def _free(self, flight: Flight, pins: list[Any]) -> None:
+        if lib.tn_transfer_quiet(flight.pointer):
+            lib.tn_transfer_release(flight.pointer)
+        else:
+            _lost.append((flight, pins))
+
+    def _abandon(self, flight: Flight, pins: list[Any]) -> None:
+        cookie = next(self._cookies)
+        self._abandoned[cookie] = flight, pins  # before: the event may be quicker than we
+        if lib.tn_transfer_abandon(flight.pointer, cookie) == Status.OK:
+            self._on_retired(cookie)
+
+    def _on_retired(self, cookie: int) -> None:
+        flight, pins = self._abandoned.pop(cookie)
+        lib.tn_transfer_release(flight.pointer)
+        pins.clear()
+
+    def _drain_quietly(self) -> None:
+        """On the control thread, which must not end because the engine is being closed."""
+        with contextlib.suppress(InvalidUse), self:
+            pass
+
+    def _open_endpoints(self, found: list[Provider]) -> None:
+        for provider in found:
+            try:
+                self._endpoints[provider.name] = provider.open(self.native, self.settings)
+            except TransportError as error:
+                self.unused[provider.name] = str(error)
+                _log.warning("provider %s is not used: %s", provider.name, error)
+        if not self._endpoints:
+            raise Unavailable(f"no provider can be used: {self.unused}")
+        if "verbs" in self._endpoints:
+            self.cache = LocalCache(self.regions)
+
+    def _close_endpoints(self) -> None:
+        for endpoint in reversed(self._endpoints.values()):
+            endpoint.close()
+
+
+def _find_providers(
+    names: Iterable[str], settings: Settings, unused: dict[str, str]
+) -> list[Provider]:
+    """The usable ones, in order. A name that is unknown is the caller's mistake."""
+    found: list[Provider] = []
+    for name in names:
+        provider = registry.find(name)
+        viability = provider.probe(settings)
+        if viability.usable:
+            found.append(provider)
+        else:
+            unused[name] = f"{viability.reason}; {viability.remedy}".strip("; ")
+            _log.debug("provider %s is not used: %s", name, unused[name])
+    return found
+
+
+def _open_native(incarnation: bytes, settings: Settings, paths: Paths) -> NativeEngine:
+    options = ffi.new("struct tn_engine_options *")
+    options.incarnation = incarnation
+    options.liveness_ns = int(settings.liveness * 1e9)
+    options.inline_bytes = settings.inline_bytes
+    options.chunk_bytes = settings.chunk_bytes
+    options.notify_depth = settings.notify_depth
+    options.max_regions = settings.max_regions
+    options.stream_window = settings.stream_window
+    numbers = list(paths.identifiers.values())
+    options.order[0 : len(numbers)] = numbers
+    options.providers = len(numbers)
+    out = ffi.new("struct tn_engine **")
+    check(lib.tn_engine_open(options, out))
+    return NativeEngine(out[0])
