@@ -85,15 +85,18 @@ static struct tn_transfer *take_waiting(struct tn_peer *peer)
 {
     pthread_mutex_lock(&peer->lock);
     struct tn_list *node = tn_list_take_first(&peer->waiting);
+    struct tn_transfer *transfer = node ? tn_container(node, struct tn_transfer, node) : NULL;
+    if (transfer)
+        transfer->waiting = false;
     pthread_mutex_unlock(&peer->lock);
-    return node ? tn_container(node, struct tn_transfer, node) : NULL;
+    return transfer;
 }
 
 static void dispatch_waiting(struct tn_peer *peer)
 {
     struct tn_transfer *transfer;
     while ((transfer = take_waiting(peer))) {
-        tn_transfer_dispatch(transfer);
+        tn_transfer_dispatch(peer, transfer);
         tn_transfer_unreference(transfer);
     }
 }
@@ -187,7 +190,7 @@ static void bury(struct tn_peer *peer)
     if (status == TN_CLOSED && peer->stream)
         tn_link_farewell(peer->stream); /* once the state says why, so that the peer's answer cannot be taken for a loss */
     while ((transfer = take_waiting(peer))) {
-        tn_transfer_fail(transfer, status, 0, 0, "%s", peer->text);
+        tn_transfer_reject(transfer, status, peer->text);
         tn_transfer_unreference(transfer);
     }
     for (uint32_t i = 0; i < peer->n_links; i++)

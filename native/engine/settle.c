@@ -129,6 +129,7 @@ void tn_settle_peer_down(struct tn_peer *peer)
 static void send_notification(struct tn_transfer *transfer)
 {
     struct tn_peer *peer = transfer->peer;
+    tn_peer_reference(peer); /* the acknowledgement may come while the link is still on the stack */
     if (peer->is_self) {
         uint64_t region = transfer->remotes[transfer->notify_remote].number;
         int status = tn_notify_receive(transfer->host, peer, region, transfer->notify, transfer->notify_length);
@@ -140,6 +141,7 @@ static void send_notification(struct tn_transfer *transfer)
     } else {
         tn_link_send_notify(peer->stream, transfer);
     }
+    tn_peer_unreference(peer);
 }
 
 /* The next transfer that can go on: it has failed, its peer is down, or a credit was taken for it. */

@@ -114,7 +114,7 @@ static struct tn_transfer *make(struct tn_peer *peer, const struct tn_batch *bat
     transfer->submitted_ns = tn_now();
     transfer->deadline_ns = batch->deadline_ns;
     transfer->status = TN_PENDING;
-    transfer->outstanding = 1;
+    transfer->outstanding = 2; /* until every piece is handed out; until it has been dispatched */
     transfer->references = 2; /* the caller's, and the engine's until it is quiet */
     if (!transfer->remotes || !transfer->ranges || (batch->notify && !transfer->notify)) {
         tn_transfer_unreference(transfer);
@@ -157,20 +157,26 @@ struct tn_peer *tn_transfer_peer(struct tn_transfer *transfer)
     return peer;
 }
 
+/* Cancelling and starting the same transfer do not overlap in a link: what was cancelled meanwhile is cancelled after. */
 static void start_on(struct tn_transfer *transfer, const struct tn_attachment *at)
 {
+    pthread_mutex_lock(&transfer->lock);
     transfer->provider = at->provider;
     transfer->link = at->link;
     transfer->link_ops = at->ops;
+    pthread_mutex_unlock(&transfer->lock);
     at->ops->start(at->link, transfer);
+    pthread_mutex_lock(&transfer->lock);
+    transfer->started = true;
+    bool failed = atomic_load_explicit(&transfer->status, memory_order_relaxed) < 0;
+    pthread_mutex_unlock(&transfer->lock);
+    if (failed && at->ops->cancel)
+        at->ops->cancel(at->link, transfer);
 }
 
-/* Gives the transfer to the first allowed link that accepts it. The peer's links do not change once it is up. */
-void tn_transfer_dispatch(struct tn_transfer *transfer)
+/* Starts it on the first allowed link that accepts it. The peer's links do not change once it is up. */
+static void choose(struct tn_peer *peer, struct tn_transfer *transfer)
 {
-    struct tn_peer *peer = tn_transfer_peer(transfer);
-    if (!peer)
-        return; /* it has ended while it waited */
     char reasons[TN_TEXT_BYTES] = "";
     size_t used = 0;
     for (uint32_t i = 0; i < peer->n_links; i++) {
@@ -178,14 +184,25 @@ void tn_transfer_dispatch(struct tn_transfer *transfer)
         char why[TN_TEXT_BYTES] = "not among the allowed providers";
         if ((transfer->allowed >> at->provider & 1) && at->ops->accepts(at->link, transfer, why, sizeof(why)) == TN_OK) {
             start_on(transfer, at);
-            tn_peer_unreference(peer);
             return;
         }
         int printed = snprintf(reasons + used, sizeof(reasons) - used, "%s%s: %s", used ? "; " : "", at->ops->name, why);
         used += printed > 0 && used + (size_t)printed < sizeof(reasons) ? (size_t)printed : 0;
     }
     tn_transfer_fail(transfer, TN_NO_PATH, 0, 0, "no allowed path to the peer: %s", used ? reasons : "none is attached");
-    tn_peer_unreference(peer);
+}
+
+void tn_transfer_reject(struct tn_transfer *transfer, int status, const char *text)
+{
+    tn_transfer_fail(transfer, status, 0, 0, "%s", text);
+    tn_piece_done(transfer, 1);
+}
+
+void tn_transfer_dispatch(struct tn_peer *peer, struct tn_transfer *transfer)
+{
+    if (!tn_transfer_stopped(transfer))
+        choose(peer, transfer);
+    tn_piece_done(transfer, 1);
 }
 
 /* Waits in the peer's list while it is connecting; true if the peer is up. */
@@ -195,6 +212,7 @@ static bool peer_ready(struct tn_peer *peer, struct tn_transfer *transfer, int *
     *state = atomic_load(&peer->state);
     if (*state == TN_PENDING) {
         tn_transfer_reference(transfer);
+        transfer->waiting = true;
         tn_list_append(&peer->waiting, &transfer->node);
     }
     pthread_mutex_unlock(&peer->lock);
@@ -217,9 +235,9 @@ int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tran
     *out = transfer;
     int state;
     if (peer_ready(peer, transfer, &state))
-        tn_transfer_dispatch(transfer);
+        tn_transfer_dispatch(peer, transfer);
     else if (state < 0)
-        tn_transfer_fail(transfer, state, 0, 0, "%s", peer->text);
+        tn_transfer_reject(transfer, state, peer->text);
     tn_settle_run(peer->engine);
     tn_peer_unreference(peer);
     return TN_OK;
@@ -229,12 +247,23 @@ int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tran
 static void stop_waiting(struct tn_peer *peer, struct tn_transfer *transfer)
 {
     pthread_mutex_lock(&peer->lock);
-    bool waiting = !transfer->link_ops && !tn_list_empty(&transfer->node);
+    bool waiting = transfer->waiting;
+    transfer->waiting = false;
     if (waiting)
         tn_list_remove(&transfer->node);
     pthread_mutex_unlock(&peer->lock);
-    if (waiting)
-        tn_transfer_unreference(transfer);
+    if (!waiting)
+        return;
+    tn_piece_done(transfer, 1);
+    tn_transfer_unreference(transfer);
+}
+
+static bool may_cancel(struct tn_transfer *transfer)
+{
+    pthread_mutex_lock(&transfer->lock);
+    bool started = transfer->started;
+    pthread_mutex_unlock(&transfer->lock);
+    return started && transfer->link_ops->cancel;
 }
 
 void tn_transfer_abort(struct tn_transfer *transfer, int status, const char *text)
@@ -245,7 +274,7 @@ void tn_transfer_abort(struct tn_transfer *transfer, int status, const char *tex
     tn_transfer_fail(transfer, status, 0, 0, "%s", text);
     stop_waiting(peer, transfer);
     tn_settle_reconsider(transfer);
-    if (transfer->link_ops && transfer->link_ops->cancel)
+    if (may_cancel(transfer))
         transfer->link_ops->cancel(transfer->link, transfer);
     tn_peer_unreference(peer);
 }

@@ -68,12 +68,14 @@ struct tn_link_ops {
     const char *name;
     /* 0, or a negative status and the reason. Sets nothing. */
     int (*accepts)(void *link, const struct tn_transfer *transfer, char *why, size_t capacity);
-    /* Begins: sets transfer->path. May complete it within the call. A failure is reported through the transfer. */
+    /* Begins: says which path (tn_transfer_set_path). May complete it within the call, but the transfer is not quiet before
+     * start returns. A failure is reported through the transfer. */
     void (*start)(void *link, struct tn_transfer *transfer);
     /* Sends the transfer's notification (all of its pieces are done; a credit is held): calls tn_notify_done. NULL: the
      * peer's stream carries it. */
     void (*notify)(void *link, struct tn_transfer *transfer);
-    /* The transfer has failed already (deadline, cancel): give up what can be given up early. Optional. */
+    /* The transfer has failed already (deadline, cancel): give up what can be given up early. Never before start has
+     * returned; perhaps twice. Optional. */
     void (*cancel)(void *link, struct tn_transfer *transfer);
     /* The region was revoked: 1 when the peer can no longer touch its memory through this link, 0: ask again. Optional. */
     int (*revoke)(void *link, struct tn_region *region);

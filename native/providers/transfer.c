@@ -149,6 +149,13 @@ void tn_transfer_fail(struct tn_transfer *transfer, int status, int error, uint3
     drop_outstanding(transfer, drop);
 }
 
+void tn_transfer_set_path(struct tn_transfer *transfer, const char *path)
+{
+    pthread_mutex_lock(&transfer->lock);
+    transfer->path = path;
+    pthread_mutex_unlock(&transfer->lock);
+}
+
 void tn_transfer_reference(struct tn_transfer *transfer)
 {
     atomic_fetch_add_explicit(&transfer->references, 1, memory_order_relaxed);

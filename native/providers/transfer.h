@@ -27,7 +27,7 @@ struct tn_transfer {
     uint32_t op;
     uint32_t allowed;  /* bit mask of provider ids */
     uint32_t provider; /* that carries it */
-    const char *path;  /* static text, set by start */
+    const char *path;  /* static text; see tn_transfer_set_path */
     void *link;        /* the link that carries it */
     const struct tn_link_ops *link_ops;
 
@@ -46,7 +46,7 @@ struct tn_transfer {
     uint32_t notify_length;
     uint32_t notify_remote;
 
-    pthread_mutex_t lock; /* cursor, issued_all, failure */
+    pthread_mutex_t lock; /* cursor, issued_all, failure, and how it is carried */
     struct tn_cursor cursor;
     bool issued_all; /* no piece is left to hand out */
     int32_t error;
@@ -54,11 +54,14 @@ struct tn_transfer {
     char text[TN_TEXT_BYTES];
 
     _Atomic int32_t status;       /* TN_PENDING until it ends */
-    _Atomic uint64_t outstanding; /* pieces handed out and not done, + 1 until issued_all, + 1 for a notification */
+    /* Pieces handed out and not done, + 1 until issued_all, + 1 until start has returned, + 1 for a notification. */
+    _Atomic uint64_t outstanding;
     _Atomic uint32_t references;
 
     /* The engine's own. */
     struct tn_list active, working, settling;
+    bool waiting; /* `node` is in its peer's list; under the peer's lock */
+    bool started; /* the link's start has returned: from now on it may be told to cancel; under lock */
     bool notify_sent;
     _Atomic uint32_t is_quiet;
     bool abandoned;
@@ -77,6 +80,8 @@ void tn_piece_done(struct tn_transfer *transfer, uint64_t count);
  * nothing more. Pieces in flight are still reported with tn_piece_done. */
 void tn_transfer_fail(struct tn_transfer *transfer, int status, int error, uint32_t vendor, const char *format, ...)
     __attribute__((format(printf, 5, 6)));
+/* How it is carried, for its owner, who may ask at any time. Called by start. */
+void tn_transfer_set_path(struct tn_transfer *transfer, const char *path);
 /* The notification was delivered into the peer's queue (or failed: call tn_transfer_fail before). */
 void tn_notify_done(struct tn_transfer *transfer);
 static inline bool tn_transfer_stopped(struct tn_transfer *transfer)

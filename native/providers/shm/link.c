@@ -64,9 +64,7 @@ static bool any_remote_is(struct tn_shm_connection *connection, const struct tn_
 static void set_path(struct tn_shm_connection *connection, struct tn_transfer *transfer)
 {
     bool mapped = !any_remote_is(connection, transfer, TN_SHM_REFUSED);
-    pthread_mutex_lock(&transfer->lock);
-    transfer->path = mapped ? "mapped" : "process_vm";
-    pthread_mutex_unlock(&transfer->lock);
+    tn_transfer_set_path(transfer, mapped ? "mapped" : "process_vm");
 }
 
 /* Called with the lock held; TN_PENDING: it waits. */

@@ -85,7 +85,7 @@ static int run_whole(struct tn_transfer *transfer)
 static void self_start(void *link, struct tn_transfer *transfer)
 {
     struct tn_host *host = link;
-    transfer->path = "self";
+    tn_transfer_set_path(transfer, "self");
     transfer->run = overlaps_itself(transfer) ? run_whole : run_chunk;
     if (transfer->bytes > host->inline_bytes) {
         host->work(host, transfer);

@@ -302,7 +302,7 @@ static void link_start(void *self, struct tn_transfer *transfer)
 {
     struct tn_link *link = self;
     char text[TN_TEXT_BYTES];
-    transfer->path = link->is_unix ? "stream" : "tcp";
+    tn_transfer_set_path(transfer, link->is_unix ? "stream" : "tcp");
     pthread_mutex_lock(&link->door_lock);
     int shut = link->shut;
     if (shut) {
