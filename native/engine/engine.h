@@ -119,6 +119,7 @@ struct tn_peer *tn_transfer_peer(struct tn_transfer *transfer);
 /* Gives it to a link, or fails it. It is quiet, if it has ended, only after one of these two. The caller holds the peer. */
 void tn_transfer_dispatch(struct tn_peer *peer, struct tn_transfer *transfer);
 void tn_transfer_reject(struct tn_transfer *transfer, int status, const char *text);
+void tn_transfer_unuse_regions(struct tn_transfer *transfer);
 void tn_transfer_abort(struct tn_transfer *transfer, int status, const char *text); /* deadline, cancel */
 /* settle.c: the ends of transfers, and notifications to be sent. */
 void tn_settle_ended(struct tn_host *host, struct tn_transfer *transfer);

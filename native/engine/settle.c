@@ -18,17 +18,6 @@ void tn_settle_ended(struct tn_host *host, struct tn_transfer *transfer)
     tn_progress_announce((struct tn_engine *)host);
 }
 
-static void release_local_regions(struct tn_transfer *transfer)
-{
-    struct tn_region *last = NULL;
-    for (uint64_t i = 0; i < transfer->n_ranges; i++) {
-        struct tn_region *region = transfer->ranges[i].local_region;
-        if (region && region != last)
-            tn_region_unuse(region);
-        last = region;
-    }
-}
-
 static void count(struct tn_transfer *transfer, int status)
 {
     struct tn_peer *peer = transfer->peer;
@@ -47,7 +36,7 @@ static void count(struct tn_transfer *transfer, int status)
 /* Nothing of it moves any more: publish. Whoever sees the status OK also sees it quiet. */
 static void finish(struct tn_engine *engine, struct tn_transfer *transfer)
 {
-    release_local_regions(transfer);
+    tn_transfer_unuse_regions(transfer);
     pthread_mutex_lock(&engine->active_lock);
     tn_list_remove(&transfer->active);
     pthread_mutex_unlock(&engine->active_lock);

@@ -90,6 +90,13 @@ static void init_lists(struct tn_transfer *transfer)
     tn_list_init(&transfer->retired);
 }
 
+/* Before it has begun. */
+static void discard(struct tn_transfer *transfer)
+{
+    tn_transfer_unreference(transfer);
+    tn_transfer_unreference(transfer);
+}
+
 static struct tn_transfer *make(struct tn_peer *peer, const struct tn_batch *batch, uint64_t bytes)
 {
     struct tn_transfer *transfer = calloc(1, sizeof(*transfer));
@@ -117,22 +124,44 @@ static struct tn_transfer *make(struct tn_peer *peer, const struct tn_batch *bat
     transfer->outstanding = 2; /* until every piece is handed out; until it has been dispatched */
     transfer->references = 2; /* the caller's, and the engine's until it is quiet */
     if (!transfer->remotes || !transfer->ranges || (batch->notify && !transfer->notify)) {
-        tn_transfer_unreference(transfer);
-        tn_transfer_unreference(transfer);
+        discard(transfer);
         return NULL;
     }
     return transfer;
 }
 
-static void use_local_regions(struct tn_transfer *transfer)
+void tn_transfer_unuse_regions(struct tn_transfer *transfer)
 {
     struct tn_region *last = NULL;
+    for (uint64_t i = 0; i < transfer->n_ranges; i++) {
+        struct tn_region *region = transfer->ranges[i].local_region;
+        if (region && region != last)
+            tn_region_unuse(region);
+        last = region;
+    }
+}
+
+/* Counts the transfer in, then looks whether the regions are still open; closing one does it the other way round, so that
+ * at least one of the two notices the other. */
+static int use_regions(struct tn_transfer *transfer)
+{
+    struct tn_region *last = NULL;
+    bool open = true;
     for (uint64_t i = 0; i < transfer->n_ranges; i++) {
         struct tn_region *region = transfer->ranges[i].local_region;
         if (region && region != last)
             tn_region_use(region);
         last = region;
     }
+    atomic_thread_fence(memory_order_seq_cst);
+    for (uint64_t i = 0; i < transfer->n_ranges && open; i++) {
+        struct tn_region *region = transfer->ranges[i].local_region;
+        open = !region || !atomic_load(&region->revoked);
+    }
+    if (open)
+        return TN_OK;
+    tn_transfer_unuse_regions(transfer);
+    return tn_fail(TN_INVALID, "a local region was closed while the transfer was submitted");
 }
 
 static void enlist(struct tn_engine *engine, struct tn_transfer *transfer)
@@ -228,9 +257,13 @@ int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tran
     struct tn_transfer *transfer = make(peer, batch, bytes);
     if (!transfer)
         return tn_fail(TN_NOMEM, "no memory for a transfer of %llu ranges", (unsigned long long)batch->n_ranges);
+    status = use_regions(transfer);
+    if (status != TN_OK) {
+        discard(transfer);
+        return status;
+    }
     tn_peer_reference(peer); /* the transfer's */
     tn_peer_reference(peer); /* this function's */
-    use_local_regions(transfer);
     enlist(peer->engine, transfer);
     *out = transfer;
     int state;
