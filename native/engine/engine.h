@@ -148,6 +148,7 @@ void tn_events_retired(struct tn_engine *engine, struct tn_transfer *transfer);
 /* notify.c */
 void tn_notify_init(struct tn_engine *engine);
 void tn_notify_fini(struct tn_engine *engine);
+void tn_notify_peer_up(struct tn_peer *peer); /* gives back the credits of notifications that came and were read before */
 int tn_notify_receive(struct tn_host *host, struct tn_peer *peer, uint64_t region, const void *payload, uint32_t length);
 
 /* queue.c */

@@ -66,12 +66,12 @@ int tn_notify_receive(struct tn_host *host, struct tn_peer *peer, uint64_t regio
     return TN_OK;
 }
 
-/* Gives credits back in lots: a quarter of the depth, or all when nothing is left unread. */
+/* Gives credits back in lots: a quarter of the depth, or all when nothing is left unread. A peer that is not up yet, whose
+ * RDMA is quicker than its stream, gets them when it is. */
 static uint32_t credits_to_return(struct tn_peer *peer, uint32_t depth)
 {
-    peer->unread--;
-    peer->to_credit++;
-    if (peer->unread && peer->to_credit < (depth + 3) / 4)
+    bool few = peer->unread && peer->to_credit < (depth + 3) / 4;
+    if (few || atomic_load(&peer->state) == TN_PENDING)
         return 0;
     uint32_t credits = peer->to_credit;
     peer->to_credit = 0;
@@ -89,6 +89,15 @@ static void return_credits(struct tn_peer *peer, uint32_t credits)
     tn_settle_run(peer->engine);
 }
 
+void tn_notify_peer_up(struct tn_peer *peer)
+{
+    struct tn_engine *engine = peer->engine;
+    pthread_mutex_lock(&engine->notify_lock);
+    uint32_t credits = credits_to_return(peer, engine->options.notify_depth);
+    pthread_mutex_unlock(&engine->notify_lock);
+    return_credits(peer, credits);
+}
+
 int tn_notification_poll(struct tn_engine *engine, struct tn_notification *out)
 {
     if (!atomic_load_explicit(&engine->notification_count, memory_order_acquire))
@@ -99,6 +108,8 @@ int tn_notification_poll(struct tn_engine *engine, struct tn_notification *out)
     struct notify_node *taken = node ? tn_container(node, struct notify_node, node) : NULL;
     if (taken) {
         atomic_fetch_sub(&engine->notification_count, 1);
+        taken->peer->unread--;
+        taken->peer->to_credit++;
         credits = credits_to_return(taken->peer, engine->options.notify_depth);
     }
     pthread_mutex_unlock(&engine->notify_lock);

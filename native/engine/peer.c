@@ -135,9 +135,16 @@ int tn_peer_up(struct tn_peer *peer, int fd, uint32_t as_provider, uint32_t peer
         tn_stream_link_ops.free(stream);
         return status;
     }
+    /* From here on the driver closes the link when it breaks, perhaps before we have come to the next line. */
+    status = tn_link_begin(stream);
+    if (status != TN_OK) {
+        tn_peer_fail(&engine->host, peer, status, tn_last_error());
+        return status;
+    }
     int state = come_up(peer, stream, peer_notify_depth);
     if (state != TN_PENDING)
-        return tn_fail(state, "the peer went down while it came up");
+        return tn_fail(state < 0 ? state : TN_INVALID, "the peer went down while it came up");
+    tn_notify_peer_up(peer);
     atomic_store(&engine->next_tick, 0);
     tn_progress_kick(engine);
     dispatch_waiting(peer);

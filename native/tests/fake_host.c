@@ -181,6 +181,7 @@ void fake_host_link(struct fake_host *fake, int fd, bool is_unix)
 {
     struct tn_link_options options = {.is_unix = is_unix, .segments = fake->segments};
     CHECK(tn_link_open(&fake->host, (struct tn_peer *)fake, fd, &options, &fake->link) == TN_OK);
+    CHECK(tn_link_begin(fake->link) == TN_OK);
 }
 
 static void settle(struct fake_host *fake)

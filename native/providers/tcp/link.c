@@ -211,8 +211,6 @@ int tn_link_open(struct tn_host *host, struct tn_peer *peer, int fd,
     link->staging = link->small = staging;
     link->room = TN_LINK_STAGING_IDLE;
     int status = prepare_socket(fd, options->is_unix);
-    if (status == TN_OK)
-        status = host->watch(host, &link->watch);
     if (status < 0) {
         close(fd);
         release(link);
@@ -220,6 +218,11 @@ int tn_link_open(struct tn_host *host, struct tn_peer *peer, int fd,
     }
     *out = link;
     return TN_OK;
+}
+
+int tn_link_begin(struct tn_link *link)
+{
+    return link->host->watch(link->host, &link->watch);
 }
 
 /* ---- ending ---------------------------------------------------------------------------------- */

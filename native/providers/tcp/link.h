@@ -17,10 +17,11 @@ struct tn_link_options {
 
 extern const struct tn_link_ops tn_stream_link_ops; /* accepts every transfer */
 
-/* Takes the fd (also on failure), makes it non-blocking, sets TCP_NODELAY and keepalive, begins
- * to watch it. */
+/* Takes the fd (also on failure), makes it non-blocking, sets TCP_NODELAY and keepalive. Nothing is
+ * received before tn_link_begin; until then whoever opened the link may close and free it. */
 int tn_link_open(struct tn_host *host, struct tn_peer *peer, int fd,
                  const struct tn_link_options *options, struct tn_link **out);
+int tn_link_begin(struct tn_link *link);
 int tn_link_send_control(struct tn_link *link, const void *bytes, size_t length);
 void tn_link_send_notify(struct tn_link *link,
                          struct tn_transfer *transfer); /* calls tn_notify_done when acknowledged */
