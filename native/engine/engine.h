@@ -132,6 +132,8 @@ void tn_settle_reconsider(struct tn_transfer *transfer); /* it has failed: it ma
 /* peer.c */
 void tn_peer_reference(struct tn_peer *peer);
 void tn_peer_unreference(struct tn_peer *peer);
+/* A copy of its links: until it is up they are still added to and sorted. Returns how many. */
+uint32_t tn_peer_links(struct tn_peer *peer, struct tn_attachment links[TN_MAX_LINKS]);
 void tn_peer_bury_dying(struct tn_engine *engine); /* driver only */
 uint64_t tn_peer_tick_all(struct tn_engine *engine, uint64_t now);
 void tn_peer_fail(struct tn_host *host, struct tn_peer *peer, int status, const char *text);

@@ -60,6 +60,15 @@ int tn_peer_attach(struct tn_peer *peer, uint32_t provider, const struct tn_link
     return room ? TN_OK : tn_fail(TN_INVALID, "links are attached before the peer is up, at most %d", TN_MAX_LINKS);
 }
 
+uint32_t tn_peer_links(struct tn_peer *peer, struct tn_attachment links[TN_MAX_LINKS])
+{
+    pthread_mutex_lock(&peer->lock);
+    uint32_t count = peer->n_links;
+    memcpy(links, peer->links, count * sizeof(*links));
+    pthread_mutex_unlock(&peer->lock);
+    return count;
+}
+
 static uint32_t rank(const struct tn_engine *engine, uint32_t provider)
 {
     for (uint32_t i = 0; i < engine->options.providers; i++)
@@ -187,7 +196,7 @@ void tn_peer_fail(struct tn_host *host, struct tn_peer *peer, int status, const 
 
 void tn_peer_down(struct tn_peer *peer, int status, const char *text)
 {
-    tn_peer_fail(&peer->engine->host, peer, status, text);
+    tn_peer_fail(&peer->engine->host, peer, status < 0 ? status : TN_PEER_LOST, text);
 }
 
 static void bury(struct tn_peer *peer)
@@ -294,7 +303,7 @@ void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out)
     out->notifications_sent = atomic_load(&peer->notifications_sent);
     out->notifications_received = atomic_load(&peer->notifications_received);
     struct tn_link_stats link = {0};
-    if (peer->stream)
+    if (atomic_load(&peer->state) != TN_PENDING && peer->stream) /* it does not change any more */
         tn_link_stats(peer->stream, &link);
     out->served_operations = link.served_operations;
     out->served_bytes = link.served_bytes;
@@ -309,10 +318,13 @@ int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32
     struct tn_transfer question = {.host = &peer->engine->host, .peer = peer, .op = op, .remotes = &copy,
                                    .ranges = &range, .n_remotes = 1, .n_ranges = 1, .bytes = remote->length};
     size_t used = 0;
-    text[0] = 0;
-    for (uint32_t i = 0; i < peer->n_links && used < capacity; i++) {
+    if (capacity)
+        text[0] = 0;
+    struct tn_attachment links[TN_MAX_LINKS];
+    uint32_t count = tn_peer_links(peer, links);
+    for (uint32_t i = 0; i < count && used < capacity; i++) {
         char why[TN_TEXT_BYTES] = "ok";
-        const struct tn_attachment *at = &peer->links[i];
+        const struct tn_attachment *at = &links[i];
         at->ops->accepts(at->link, &question, why, sizeof(why));
         int printed = snprintf(text + used, capacity - used, "%s: %s\n", at->ops->name, why);
         used += printed > 0 ? (size_t)printed : 0;

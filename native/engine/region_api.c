@@ -58,10 +58,11 @@ static bool links_let_go(struct tn_region *region, bool force)
     pthread_mutex_lock(&engine->lock);
     for (struct tn_list *node = engine->peers.next; node != &engine->peers; node = node->next) {
         struct tn_peer *peer = tn_container(node, struct tn_peer, node);
+        struct tn_attachment links[TN_MAX_LINKS];
         bool let_go = true;
-        for (uint32_t i = 0; i < peer->n_links; i++)
-            if (peer->links[i].ops->revoke)
-                let_go = peer->links[i].ops->revoke(peer->links[i].link, region) && let_go;
+        for (uint32_t i = 0, count = tn_peer_links(peer, links); i < count; i++)
+            if (links[i].ops->revoke)
+                let_go = links[i].ops->revoke(links[i].link, region) && let_go;
         if (!let_go && force)
             tn_peer_fail(&engine->host, peer, TN_PEER_LOST, "the peer stalled while a region that it uses was closed");
         all = all && let_go;
