@@ -8,6 +8,8 @@
 #include "engine/engine.h"
 #include "providers/shm/shm.h"
 
+#define TICKS_PER_LIVENESS 32
+
 void tn_peer_reference(struct tn_peer *peer)
 {
     atomic_fetch_add_explicit(&peer->references, 1, memory_order_relaxed);
@@ -233,9 +235,10 @@ void tn_peer_bury_dying(struct tn_engine *engine)
     }
 }
 
+/* Every peer is looked at each time, so not at each peer's own moment: with thousands of them that would never end. */
 uint64_t tn_peer_tick_all(struct tn_engine *engine, uint64_t now)
 {
-    uint64_t next = UINT64_MAX;
+    uint64_t next = UINT64_MAX, soonest = now + engine->options.liveness_ns / TICKS_PER_LIVENESS;
     pthread_mutex_lock(&engine->lock);
     for (struct tn_list *node = engine->peers.next; node != &engine->peers; node = node->next) {
         struct tn_peer *peer = tn_container(node, struct tn_peer, node);
@@ -245,7 +248,7 @@ uint64_t tn_peer_tick_all(struct tn_engine *engine, uint64_t now)
         next = due < next ? due : next;
     }
     pthread_mutex_unlock(&engine->lock);
-    return next;
+    return next < soonest ? soonest : next;
 }
 
 void tn_peer_want_segment(struct tn_host *host, struct tn_peer *peer, uint32_t number)
