@@ -98,7 +98,7 @@ int tn_engine_provider(struct tn_engine *engine, uint32_t id, const struct tn_pr
     if (id >= TN_MAX_PROVIDERS || engine->providers[id].ops)
         return tn_fail(TN_INVALID, "provider id %u is %s", id, id >= TN_MAX_PROVIDERS ? "out of range" : "taken");
     engine->providers[id].self = self;
-    engine->providers[id].ops = ops;
+    atomic_store(&engine->providers[id].ops, ops);
     return TN_OK;
 }
 
@@ -137,9 +137,11 @@ void tn_engine_close(struct tn_engine *engine)
         drained = is_drained(engine);
     }
     tn_progress_fini(engine);
-    for (int i = TN_MAX_PROVIDERS - 1; i >= 0; i--)
-        if (engine->providers[i].ops && engine->providers[i].ops->close)
-            engine->providers[i].ops->close(engine->providers[i].self);
+    for (int i = TN_MAX_PROVIDERS - 1; i >= 0; i--) {
+        const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
+        if (ops && ops->close)
+            ops->close(engine->providers[i].self);
+    }
     /* A transfer that will not end may still move bytes: then the memory is better lost than reused. */
     if (drained && !atomic_load(&engine->waiters))
         free_all(engine);

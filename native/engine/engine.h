@@ -20,8 +20,9 @@
 /* A stream link is attached beside the providers' own links. */
 #define TN_MAX_LINKS (TN_MAX_PROVIDERS + 1)
 
+/* Filled while the background thread may be looking: `self` first. */
 struct tn_provider_slot {
-    const struct tn_provider_ops *ops;
+    _Atomic(const struct tn_provider_ops *) ops;
     void *self;
 };
 

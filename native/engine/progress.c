@@ -194,11 +194,11 @@ static int poll_providers(struct tn_engine *engine, bool arm)
 {
     int found = 0;
     for (int i = 0; i < TN_MAX_PROVIDERS; i++) {
-        const struct tn_provider_slot *slot = &engine->providers[i];
-        if (slot->ops && slot->ops->poll)
-            found += slot->ops->poll(slot->self);
-        if (arm && slot->ops && slot->ops->arm)
-            found += slot->ops->arm(slot->self);
+        const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
+        if (ops && ops->poll)
+            found += ops->poll(engine->providers[i].self);
+        if (arm && ops && ops->arm)
+            found += ops->arm(engine->providers[i].self);
     }
     return found;
 }

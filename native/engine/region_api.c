@@ -16,9 +16,9 @@ static void close_in_providers(struct tn_region *region)
         return;
     region->closed_by_providers = true;
     for (int i = TN_MAX_PROVIDERS - 1; i >= 0; i--) {
-        const struct tn_provider_slot *slot = &region->engine->providers[i];
-        if (slot->ops && slot->ops->region_close)
-            slot->ops->region_close(slot->self, region);
+        const struct tn_provider_ops *ops = atomic_load(&region->engine->providers[i].ops);
+        if (ops && ops->region_close)
+            ops->region_close(region->engine->providers[i].self, region);
     }
 }
 
@@ -31,9 +31,9 @@ int tn_region_open(struct tn_engine *engine, void *address, uint64_t length, uin
         return status;
     region->engine = engine;
     for (int i = 0; status == TN_OK && i < TN_MAX_PROVIDERS; i++) {
-        const struct tn_provider_slot *slot = &engine->providers[i];
-        if (slot->ops && slot->ops->region_open)
-            status = slot->ops->region_open(slot->self, region);
+        const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
+        if (ops && ops->region_open)
+            status = ops->region_open(engine->providers[i].self, region);
     }
     if (status != TN_OK) {
         tn_regions_revoke(region);
