@@ -63,10 +63,10 @@ int tn_sys_nonblocking(int fd)
     return TN_OK;
 }
 
-void tn_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns)
+bool tn_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns)
 {
     struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
-    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, &timeout, NULL, 0);
+    return syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, &timeout, NULL, 0) == 0 || errno != EINTR;
 }
 
 void tn_futex_wake(_Atomic uint32_t *word, int count)

@@ -18,8 +18,8 @@ ssize_t tn_sys_process_vm(bool write, pid_t pid, const struct iovec *local, unsi
 int tn_sys_random(void *bytes, size_t length); /* 0 or TN_SYSTEM */
 int tn_sys_nonblocking(int fd);
 
-/* Sleeps while *word == expected, at most timeout_ns; returns on wake, change, signal or time-out. */
-void tn_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
+/* Sleeps while *word == expected, at most timeout_ns; returns on wake, change or time-out, and false on a signal. */
+bool tn_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void tn_futex_wake(_Atomic uint32_t *word, int count);
 
 #endif

@@ -143,6 +143,6 @@ void tn_engine_close(struct tn_engine *engine)
             ops->close(engine->providers[i].self);
     }
     /* A transfer that will not end may still move bytes: then the memory is better lost than reused. */
-    if (drained && !atomic_load(&engine->waiters))
+    if (drained && !atomic_load(&engine->visitors))
         free_all(engine);
 }

@@ -26,6 +26,8 @@ struct tn_provider_slot {
     void *self;
 };
 
+enum tn_driver { TN_NOBODY, TN_CALLER, TN_BACKGROUND };
+
 struct tn_engine {
     struct tn_host host; /* first: a host pointer is an engine pointer */
     struct tn_engine_options options;
@@ -43,11 +45,12 @@ struct tn_engine {
     int epoll_fd;
     int wake_fd;
     struct tn_watch wake_watch;
-    _Atomic uint32_t driving;         /* 1 while somebody is the driver */
+    _Atomic uint32_t driving;         /* enum tn_driver */
     _Atomic uint32_t driver_sleeping; /* 1 around epoll_wait */
     _Atomic uint64_t sleep_until;
     _Atomic uint32_t turnstile; /* futex: moves whenever something ended or the driver's place became free */
     _Atomic uint32_t waiters;
+    _Atomic uint32_t visitors; /* as waiters, until they touch the engine no more: closing waits for them */
     _Atomic uint32_t background_word; /* futex: the background thread's alarm */
     _Atomic uint32_t stopping;
     _Atomic uint64_t next_tick; /* when the links want to look at their heartbeats */

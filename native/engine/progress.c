@@ -203,13 +203,37 @@ static int poll_providers(struct tn_engine *engine, bool arm)
     return found;
 }
 
-static int sleep_and_collect(struct tn_engine *engine, struct epoll_event *events, uint64_t until)
+/* What a caller waits for. */
+struct goal {
+    bool (*done)(void *argument);
+    void *argument;
+    uint64_t end;
+    uint32_t copies;
+    bool followed; /* its last step was to sleep while another drove */
+};
+
+/* The look once more before sleeping: everything that somebody may have brought who did not see us sleep yet. The background
+ * thread (no goal) does not sleep when a caller wants its place. */
+static uint64_t look_again(struct tn_engine *engine, const struct goal *goal, uint64_t until)
+{
+    bool reached = goal ? goal->done(goal->argument) : atomic_load(&engine->waiters) > 0;
+    if (reached || have_work(engine) || have_chores(engine) || atomic_load(&engine->stopping))
+        return 0;
+    pthread_mutex_lock(&engine->active_lock);
+    uint64_t deadline = engine->next_deadline;
+    pthread_mutex_unlock(&engine->active_lock);
+    uint64_t tick = atomic_load(&engine->next_tick);
+    uint64_t due = deadline < tick ? deadline : tick;
+    return due < until ? due : until;
+}
+
+static int sleep_and_collect(struct tn_engine *engine, struct epoll_event *events, const struct goal *goal, uint64_t until)
 {
     atomic_store(&engine->sleep_until, until);
     atomic_store(&engine->driver_sleeping, 1);
-    bool busy = have_work(engine) || have_chores(engine) || atomic_load(&engine->stopping);
+    until = look_again(engine, goal, until);
     uint64_t now = tn_now();
-    int timeout_ms = busy || until <= now ? 0 : (int)((until - now + 999999) / 1000000);
+    int timeout_ms = until <= now ? 0 : (int)((until - now + 999999) / 1000000);
     int count = epoll_wait(engine->epoll_fd, events, MAX_EVENTS, timeout_ms);
     atomic_store(&engine->driver_sleeping, 0);
     atomic_store(&engine->sleep_until, 0);
@@ -217,15 +241,15 @@ static int sleep_and_collect(struct tn_engine *engine, struct epoll_event *event
 }
 
 /* One round of the driver: chores, at most one sleep until `until`, and what became ready. False on a signal. */
-static bool drive(struct tn_engine *engine, uint64_t until, bool (*done)(void *), void *argument)
+static bool drive(struct tn_engine *engine, const struct goal *goal, uint64_t until)
 {
     struct epoll_event events[MAX_EVENTS];
     uint64_t due = run_chores(engine);
-    if (poll_providers(engine, true) || (done && done(argument)))
+    if (poll_providers(engine, true))
         until = 0;
     uint64_t limit = tn_now() + MAX_SLEEP_NS;
     until = until < due ? until : due;
-    int count = sleep_and_collect(engine, events, until < limit ? until : limit);
+    int count = sleep_and_collect(engine, events, goal, until < limit ? until : limit);
     if (count < 0)
         return errno != EINTR;
     for (int i = 0; i < count; i++) {
@@ -236,75 +260,95 @@ static bool drive(struct tn_engine *engine, uint64_t until, bool (*done)(void *)
     return true;
 }
 
-static bool take_wheel(struct tn_engine *engine)
+static bool take_wheel(struct tn_engine *engine, enum tn_driver driver)
 {
-    uint32_t free_wheel = 0;
-    return atomic_compare_exchange_strong(&engine->driving, &free_wheel, 1);
+    uint32_t nobody = TN_NOBODY;
+    return atomic_compare_exchange_strong(&engine->driving, &nobody, driver);
+}
+
+/* Wakes one of the callers that sleep while another drives, if there are any. */
+static void offer_wheel(struct tn_engine *engine)
+{
+    if (!atomic_load(&engine->waiters))
+        return;
+    atomic_fetch_add(&engine->turnstile, 1);
+    tn_futex_wake(&engine->turnstile, 1);
 }
 
 static void leave_wheel(struct tn_engine *engine)
 {
-    atomic_store(&engine->driving, 0);
-    if (atomic_load(&engine->waiters) > 0) {
-        atomic_fetch_add(&engine->turnstile, 1);
-        tn_futex_wake(&engine->turnstile, 1);
-    }
+    atomic_store(&engine->driving, TN_NOBODY);
+    offer_wheel(engine);
 }
 
-static void follow(struct tn_engine *engine, uint32_t turnstile, uint64_t end)
+/* False on a signal. */
+static bool follow(struct tn_engine *engine, uint32_t turnstile, uint64_t end)
 {
     uint64_t now = tn_now();
     uint64_t left = end > now ? end - now : 0;
-    tn_futex_wait(&engine->turnstile, turnstile, left < FOLLOWER_SLEEP_NS ? left : FOLLOWER_SLEEP_NS);
+    if (atomic_load(&engine->driving) == TN_BACKGROUND)
+        tn_progress_kick(engine); /* it makes room */
+    return tn_futex_wait(&engine->turnstile, turnstile, left < FOLLOWER_SLEEP_NS ? left : FOLLOWER_SLEEP_NS);
 }
 
 /* One step of a waiting caller; false on a signal. */
-static bool wait_step(struct tn_engine *engine, bool (*done)(void *), void *argument, uint64_t end, uint32_t *copies)
+static bool wait_step(struct tn_engine *engine, struct goal *goal)
 {
     bool copied = run_work(engine);
-    if (copied && ++*copies % COPIES_BETWEEN_POLLS)
+    goal->followed = false;
+    if (copied && ++goal->copies % COPIES_BETWEEN_POLLS)
         return true;
     uint32_t turnstile = atomic_load(&engine->turnstile);
-    if (done(argument))
+    if (goal->done(goal->argument))
         return true;
-    if (take_wheel(engine)) {
-        bool undisturbed = drive(engine, copied ? 0 : end, done, argument);
+    if (take_wheel(engine, TN_CALLER)) {
+        bool undisturbed = drive(engine, goal, copied ? 0 : goal->end);
         leave_wheel(engine);
         return undisturbed;
     }
-    if (!copied) {
-        tn_progress_kick(engine); /* the background thread makes room */
-        follow(engine, turnstile, end);
-    }
-    return true;
+    goal->followed = !copied;
+    return copied || follow(engine, turnstile, goal->end);
 }
 
-int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *), void *argument, uint64_t timeout_ns)
+/* The caller that was woken to take the wheel may be done, or its time may be over: then the next one gets it. */
+static void leave(struct tn_engine *engine, const struct goal *goal)
 {
-    uint64_t now = tn_now();
-    uint64_t end = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
-    uint32_t copies = 0;
-    bool undisturbed = true;
-    atomic_fetch_add(&engine->waiters, 1);
-    while (!done(argument) && undisturbed && tn_now() < end)
-        undisturbed = wait_step(engine, done, argument, end, &copies);
     if (atomic_fetch_sub(&engine->waiters, 1) == 1)
         wake_background(engine);
-    return done(argument);
+    else if (goal->followed && atomic_load(&engine->driving) == TN_NOBODY)
+        offer_wheel(engine);
+}
+
+int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), void *argument, uint64_t timeout_ns)
+{
+    uint64_t now = tn_now();
+    struct goal goal = {.done = done, .argument = argument};
+    goal.end = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
+    bool undisturbed = true;
+    atomic_fetch_add(&engine->visitors, 1);
+    atomic_fetch_add(&engine->waiters, 1);
+    while (!done(argument) && undisturbed && tn_now() < goal.end && !atomic_load(&engine->stopping))
+        undisturbed = wait_step(engine, &goal);
+    leave(engine, &goal);
+    int reached = done(argument);
+    atomic_fetch_sub(&engine->visitors, 1);
+    return reached;
 }
 
 static void *background(void *argument)
 {
     struct tn_engine *engine = argument;
     prctl(PR_SET_NAME, "transport", 0, 0, 0);
+    uint32_t copies = 0;
     while (!atomic_load(&engine->stopping)) {
         uint32_t word = atomic_load(&engine->background_word);
-        if (run_work(engine))
+        bool copied = run_work(engine);
+        if (copied && ++copies % COPIES_BETWEEN_POLLS)
             continue;
-        if (!atomic_load(&engine->waiters) && take_wheel(engine)) {
-            drive(engine, UINT64_MAX, NULL, NULL);
+        if (!atomic_load(&engine->waiters) && take_wheel(engine, TN_BACKGROUND)) {
+            drive(engine, NULL, copied ? 0 : UINT64_MAX);
             leave_wheel(engine);
-        } else {
+        } else if (!copied) {
             tn_futex_wait(&engine->background_word, word, MAX_SLEEP_NS);
         }
     }
@@ -346,7 +390,7 @@ void tn_progress_fini(struct tn_engine *engine)
     wake_background(engine);
     eventfd_write(engine->wake_fd, 1);
     pthread_join(engine->thread, NULL);
-    for (int i = 0; i < 1000 && atomic_load(&engine->waiters); i++) {
+    for (int i = 0; i < 1000 && atomic_load(&engine->visitors); i++) {
         tn_progress_announce(engine);
         usleep(1000);
     }
