@@ -237,3 +237,38 @@ print("end")
 """
     )
     assert run(code) == (0, ["end"], "")
+
+
+# ------------------------------------------------------------------------------------------ signals
+@pytest.mark.parametrize("place", ["wait", "submit", "nothing"])
+def test_a_signal_handler_may_close_the_engine(far, place):
+    """As a SIGTERM handler does: whatever the engine was doing, nothing hangs or crashes."""
+    remote = far.call("make", "x", 1000)
+    code = """
+engine = Engine()
+engine.read(remote, bytearray(1000)).wait(10)
+closed = []
+def close(*_):
+    closed.append(1)
+    engine.close()
+signal.signal(signal.SIGTERM, close)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+place = %r
+if place == "wait":
+    try:
+        engine.notifications().wait(10)
+    except transport.InvalidUse:
+        pass
+elif place == "submit":
+    try:
+        while True:
+            engine.read(remote, bytearray(1000)).wait(10)
+    except transport.TransportError:
+        pass
+else:
+    time.sleep(1)
+while not engine.closed:
+    time.sleep(0.01)
+print(*closed)
+"""
+    assert run(code % place, remote.to_json()) == (0, ["1"], "")

@@ -113,12 +113,15 @@ class Core:
     # ------------------------------------------------------------------------------- calls come in
     def __enter__(self) -> Core:
         self.gate.__enter__()
-        if self.dropped or self.pool.has_chores or self.regions.has_chores:
+        if self.dropped or self.pool.has_chores or self.regions.has_chores or self._cache_chores():
             self.drain()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.gate.__exit__()
+
+    def _cache_chores(self) -> bool:
+        return self.cache is not None and self.cache.has_chores
 
     def identity(self) -> tuple[bytes, tuple[str, ...]]:
         """What goes into handles."""

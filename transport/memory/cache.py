@@ -61,6 +61,10 @@ class LocalCache:
         pins.append(region)
         return region.number
 
+    @property
+    def has_chores(self) -> bool:
+        return bool(self._dead)
+
     def drain(self) -> None:
         """Closes the entries whose storage has died or moved."""
         while self._dead:
