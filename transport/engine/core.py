@@ -15,8 +15,8 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from transport.control.plane import Callbacks, ControlPlane, Self
 from transport.control.border import NativeBorder
+from transport.control.plane import Callbacks, ControlPlane, Self
 from transport.control.secret import resolve
 from transport.engine.names import Names
 from transport.engine.path import Paths
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from transport.control.records import PeerRecord
     from transport.control.secret import Source
     from transport.memory.host import View
-    from transport.memory.remote import Owner
     from transport.memory.region import Region
+    from transport.memory.remote import Owner
     from transport.providers.base import Endpoint, Provider
 
 _log = logging.getLogger("transport.engine")
@@ -60,7 +60,7 @@ class Flight:
 
 
 class Core:
-    """`with core:` lets a call in: it refuses after close and fork, and does what finalizers left."""
+    """`with core:` lets a call in, unless closed or forked, and does what finalizers left."""
 
     def __init__(
         self,
