@@ -47,15 +47,6 @@ def _requests(engine, remote, count):
     return [transport.Read(remote[n], local[n]) for n in range(0, count, 2)]
 
 
-def test_submit_batch_and_wait(benchmark, engine, remote):
-    requests = _requests(engine, remote, BLOCKS)
-
-    def once():
-        engine.submit(requests).wait()
-
-    benchmark(once)
-
-
 def test_wait_that_is_over(benchmark, engine, remote, block):
     transfer = engine.read(remote[0], block).wait()
     benchmark(transfer.wait)
@@ -77,22 +68,25 @@ def test_handle_as_json_and_back(benchmark, remote):
     benchmark(lambda: type(remote).from_json(json.loads(json.dumps(remote.to_json()))))
 
 
-@pytest.mark.usefixtures("busy_thread")
-def test_submit_and_wait_beside_a_busy_thread(benchmark, engine, remote, block):
-    """Each call into C drops the GIL; winning it back can cost a switch interval (5 ms)."""
-
-    def once():
-        engine.read(remote[0], block).wait()
-
-    benchmark.pedantic(once, rounds=50, iterations=1, warmup_rounds=2)
+def _one_by_one(engine, requests):
+    for request in requests:
+        engine.submit([request]).wait()
 
 
-@pytest.mark.usefixtures("busy_thread")
-def test_submit_batch_and_wait_beside_a_busy_thread(benchmark, engine, remote):
-    """The same for 500 blocks in one call: the price is per call, not per block."""
+def _all_at_once(engine, requests):
+    engine.submit(requests).wait()
+
+
+# Each call into C drops the GIL. Beside a thread that never blocks, winning it back can cost a
+# switch interval (5 ms): the price is per call, not per block.
+@pytest.mark.parametrize("how", [_one_by_one, _all_at_once])
+def test_500_blocks(benchmark, engine, remote, how):
     requests = _requests(engine, remote, BLOCKS)
+    benchmark.pedantic(how, (engine, requests), rounds=15, warmup_rounds=1)
 
-    def once():
-        engine.submit(requests).wait()
 
-    benchmark.pedantic(once, rounds=50, iterations=1, warmup_rounds=2)
+@pytest.mark.usefixtures("busy_thread")
+@pytest.mark.parametrize("how", [_one_by_one, _all_at_once])
+def test_500_blocks_beside_a_busy_thread(benchmark, engine, remote, how):
+    requests = _requests(engine, remote, BLOCKS)
+    benchmark.pedantic(how, (engine, requests), rounds=15, warmup_rounds=1)

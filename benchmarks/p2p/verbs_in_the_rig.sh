@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs in the guest (SHARE=DIR tests/rig/run.sh benchmarks/p2p/verbs_in_the_rig.sh): 1 MiB writes from host b to host a, our verbs
 # provider and perftest's ib_write_bw taking turns, one queue pair each. Prints the medians and their ratio; writes verbs.json to SHARE.
-#   ROUNDS=9 MESSAGES=320
+#   RIG_ROUNDS=9 RIG_MESSAGES=320
 set -euo pipefail
 root=$(dirname "$(dirname "$(dirname "$(readlink -f "$0")")")")
 cd "$root"
@@ -9,7 +9,7 @@ cd "$root"
 . tests/rig/two_hosts.sh
 # shellcheck source=/dev/null
 . tests/rig/perftest.sh
-rounds=${ROUNDS:-9} messages=${MESSAGES:-320}
+rounds=${RIG_ROUNDS:-9} messages=${RIG_MESSAGES:-320}
 python=${VENV:-$root/.venv}/bin/python
 work=$(mktemp -d)
 TRANSPORT_SECRET=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
