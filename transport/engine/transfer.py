@@ -254,19 +254,92 @@ class Transfer:
             call(flight.pointer, nanoseconds)
 
     async def _ended_async(self) -> None:
+        if self._status() != _PENDING:
+            return
         ended = asyncio.Event()
-        elsewhere = False
-        if self._status() == _PENDING:
-            with self._core:
-                queue = self._core.queues.of_running_loop()
-                for index, flight in enumerate(self._flights):
-                    elsewhere |= self._watch(index, flight, queue, ended)
+        told = self._watch_all(ended)
         while self._status() == _PENDING:
-            if elsewhere:
-                await asyncio.sleep(_LOOK)
-            else:
+            if told:
                 await ended.wait()
                 ended.clear()
+            else:
+                await asyncio.sleep(_LOOK)
+
+    def _watch_all(self, ended: asyncio.Event) -> bool:
+        """Lets the event be set whenever a part ends; False: nobody will tell this loop."""
+        try:
+            with self._core:
+                queue = self._core.queues.of_running_loop()
+                told = [self._watch(i, f, queue, ended) for i, f in enumerate(self._flights)]
+                return all(told)
+        except InvalidUse:
+            if not self._core.gate.closed:
+                raise
+            return False  # closing the engine ends everything soon
+
+    def _watch(self, index: int, flight: Flight, queue: LoopQueue, ended: asyncio.Event) -> bool:
+        """Lets the event be set at the flight's end; False: another loop is told, not this one."""
+        known, cookie = self._watches.get(index, (None, 0))
+        if known is queue:
+            queue.join(cookie, ended.set)
+        elif known is None:
+            cookie = queue.watch(flight.pointer, ended.set)
+            if cookie > ENDED:
+                self._watches[index] = queue, cookie
+            return cookie != ELSEWHERE
+        return known is queue
+
+
+_PREPOSITIONS[outcome.op]} peer {outcome.peer}: {outcome.text}",
+            peer=outcome.peer,
+            op=outcome.op,
+            transfer=self,
+            error=outcome.error,
+        )
+
+    def _block(self, timeout: float | None) -> bool:
+        end = None if timeout is None else time.monotonic() + timeout
+        while self._status() == _PENDING:
+            left = _slice_ns(end)
+            if left == 0:
+                return False
+            flight = next((f for f in self._flights if _pending(f)), None)
+            if flight is not None:
+                self._progress(lib.tn_transfer_wait, flight, left)
+        return True
+
+    def _progress(self, call: Any, flight: Flight, nanoseconds: int) -> None:
+        """One slice of waiting in C, or a short sleep while the engine is being closed."""
+        gate = self._core.gate
+        if gate.closed:
+            time.sleep(_LOOK)
+            return
+        with gate:
+            call(flight.pointer, nanoseconds)
+
+    async def _ended_async(self) -> None:
+        if self._status() != _PENDING:
+            return
+        ended = asyncio.Event()
+        told = self._watch_all(ended)
+        while self._status() == _PENDING:
+            if told:
+                await ended.wait()
+                ended.clear()
+            else:
+                await asyncio.sleep(_LOOK)
+
+    def _watch_all(self, ended: asyncio.Event) -> bool:
+        """Lets the event be set whenever a part ends; False: nobody will tell this loop."""
+        try:
+            with self._core:
+                queue = self._core.queues.of_running_loop()
+                told = [self._watch(i, f, queue, ended) for i, f in enumerate(self._flights)]
+                return all(told)
+        except InvalidUse:
+            if not self._core.gate.closed:
+                raise
+            return False  # closing the engine ends everything soon
 
     def _watch(self, index: int, flight: Flight, queue: LoopQueue, ended: asyncio.Event) -> bool:
         """Lets the event be set at the flight's end; True: another loop is told, not this one."""
