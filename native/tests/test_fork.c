@@ -24,8 +24,10 @@ static int status_in_child(const int *fds, int count)
 static void test_guarded_descriptors_stay_behind(void)
 {
     int fds[4];
-    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, fds + 2) == 0);
-    CHECK(tn_fork_guard(fds[0]) == TN_OK && tn_fork_guard(fds[1]) == TN_OK && tn_fork_guard(fds[2]) == TN_OK);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0 &&
+          socketpair(AF_UNIX, SOCK_STREAM, 0, fds + 2) == 0);
+    CHECK(tn_fork_guard(fds[0]) == TN_OK && tn_fork_guard(fds[1]) == TN_OK &&
+          tn_fork_guard(fds[2]) == TN_OK);
     CHECK(status_in_child(fds, 4) == 8);
     tn_fork_forget(fds[1]);
     CHECK(status_in_child(fds, 4) == 8 + 2);

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include "base/status.h"
@@ -31,6 +32,7 @@ int tn_shm_connection_create(struct tn_host *host, struct tn_shm_connection **ou
         return status;
     }
     connection->host = host;
+    connection->death.fd = -1;
     pthread_mutex_init(&connection->lock, NULL);
     tn_list_init(&connection->waiting);
     tn_list_init(&connection->active);
@@ -155,16 +157,43 @@ void tn_shm_connection_disable(struct tn_shm_connection *connection, const char 
     pthread_mutex_unlock(&connection->lock);
 }
 
+/* The stream tells it too, unless something else has a copy of the peer's end. */
+static void peer_died(struct tn_watch *watch, uint32_t events)
+{
+    struct tn_shm_connection *connection = tn_container(watch, struct tn_shm_connection, death);
+    (void)events;
+    connection->host->peer_down(connection->host, connection->peer, TN_PEER_LOST,
+                                "the peer's process has ended");
+}
+
+static void watch_death(struct tn_shm_connection *connection, struct tn_peer *peer)
+{
+    connection->peer = peer;
+    connection->death =
+        (struct tn_watch){.fd = connection->watch->pidfd, .events = EPOLLIN, .ready = peer_died};
+    if (connection->death.fd >= 0 &&
+        connection->host->watch(connection->host, &connection->death) != TN_OK)
+        connection->death.fd = -1;
+}
+
+void tn_shm_connection_unwatch(struct tn_shm_connection *connection)
+{
+    if (connection->death.fd >= 0)
+        connection->host->unwatch(connection->host, &connection->death);
+    connection->death.fd = -1;
+}
+
 int tn_shm_connection_attach(struct tn_shm_connection *connection, struct tn_peer *peer)
 {
     if (!connection->accepted)
         return tn_fail(TN_INVALID, "the connection has not accepted the peer's offer");
     int status = tn_peer_attach(peer, TN_PROVIDER_SHM, &tn_shm_link_ops, connection);
-    if (status == TN_OK) {
-        close(connection->hazards_reader);
-        connection->hazards_reader = -1;
-    }
-    return status;
+    if (status != TN_OK)
+        return status;
+    close(connection->hazards_reader);
+    connection->hazards_reader = -1;
+    watch_death(connection, peer);
+    return TN_OK;
 }
 
 void tn_shm_connection_close(struct tn_shm_connection *connection)

@@ -43,6 +43,9 @@ struct tn_shm_connection {
     uint8_t peer_token[TN_KEY_BYTES];
     _Atomic bool process_vm;
 
+    struct tn_peer *peer;  /* once attached */
+    struct tn_watch death; /* the peer's pidfd; fd -1: none */
+
     pthread_mutex_t lock;       /* all below, but the atomic; host and transfer locks nest inside */
     char reason[TN_TEXT_BYTES]; /* why process_vm does not work */
     struct tn_list segments[TN_SHM_BUCKETS];
@@ -55,6 +58,7 @@ struct tn_shm_connection {
 
 /* connection.c */
 int tn_shm_connection_create(struct tn_host *host, struct tn_shm_connection **out);
+void tn_shm_connection_unwatch(struct tn_shm_connection *connection);
 void tn_shm_connection_disable(struct tn_shm_connection *connection, const char *why);
 
 /* segments.c; all but release are called with connection->lock held. */

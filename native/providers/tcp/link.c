@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/fork.h"
 #include "base/status.h"
 #include "base/sys.h"
 #include "providers/tcp/state.h"
@@ -211,6 +212,8 @@ int tn_link_open(struct tn_host *host, struct tn_peer *peer, int fd,
     link->staging = link->small = staging;
     link->room = TN_LINK_STAGING_IDLE;
     int status = prepare_socket(fd, options->is_unix);
+    if (status >= 0)
+        status = tn_fork_guard(fd);
     if (status < 0) {
         close(fd);
         release(link);
@@ -244,6 +247,7 @@ static void end_socket(struct tn_link *link)
         return;
     link->dead = true;
     link->host->unwatch(link->host, &link->watch);
+    tn_fork_forget(link->watch.fd);
     close(link->watch.fd);
     link->watch.fd = -1;
 }
