@@ -6,6 +6,7 @@ are used again every time.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import statistics
 import time
@@ -51,7 +52,9 @@ class CopyBuffers:
     def close(self) -> None:
         self._views.clear()
         for it in self._maps:
-            it.close()
+            # The trace of an interrupted copy still holds its views: then they go with the trace.
+            with contextlib.suppress(BufferError):
+                it.close()
 
     def __enter__(self) -> CopyBuffers:
         return self
