@@ -1,4 +1,4 @@
-"""A process that forked helpers and is then killed is lost at once: its children hold no socket of it."""
+"""A killed process that had forked is lost at once: its children hold no socket of it."""
 
 from __future__ import annotations
 
@@ -33,6 +33,12 @@ time.sleep(60)
 """
 
 
+def read_until(end: float, engine: Engine, remote: RemoteRegion, local: object) -> None:
+    while time.monotonic() < end:
+        engine.read(remote, local).wait(5)
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("providers", [["shm"], ["tcp"]])
 def test_a_killed_parent_is_lost_although_its_child_lives(providers: list[str]) -> None:
     listen = "127.0.0.1:0" if providers == ["tcp"] else ""
@@ -57,9 +63,7 @@ def test_a_killed_parent_is_lost_although_its_child_lives(providers: list[str]) 
             owner.send_signal(signal.SIGKILL)
             begin = time.monotonic()
             with pytest.raises(PeerLost):
-                while time.monotonic() < begin + 5:
-                    engine.read(remote, local).wait(5)
-                    time.sleep(0.01)
+                read_until(begin + 5, engine, remote, local)
             assert time.monotonic() - begin < 1
             assert pathlib.Path(f"/proc/{child}").exists()
         finally:
