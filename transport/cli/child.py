@@ -91,4 +91,7 @@ def serve(pipe: Connection, handlers: Handlers) -> None:
             answer = ("error", f"{type(error).__name__}: {error}")
         except Exception:  # anything else is a bug: its trace is what the parent should show
             answer = ("error", traceback.format_exc())
-        pipe.send(answer)
+        try:
+            pipe.send(answer)
+        except OSError:
+            return  # nobody waits for it any more
