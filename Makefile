@@ -43,11 +43,11 @@ $(VENV)/.extension: $(VENV)/.packages bindings/build.py build/.native-list $(NAT
 
 # -------------------------------------------------------------------------------------------------- run
 .PHONY: demo bench rdma-shell
-demo: setup ## the main job: a trainer and a generator of other sharding exchange weights on this machine
+demo: setup ## the main job: a real model's weights go from one process to another, every way this machine has
 	$(BIN)/transport demo
 
-bench: setup ## what this machine's paths give
-	$(BIN)/transport bench
+bench: setup ## what each path of this machine gives, size by size
+	$(BIN)/transport bench p2p
 
 rdma-shell: setup ## a shell on two hosts with real RDMA verbs (a guest kernel; needs no hardware)
 	tests/rig/shell.sh
