@@ -17,7 +17,8 @@ static const struct {
     [IBV_WC_LOC_PROT_ERR] = {TN_VERBS, "local protection error",
                              "the local memory is not covered by its registration: was it freed or "
                              "moved while the transfer ran?"},
-    [IBV_WC_WR_FLUSH_ERR] = {TN_FLUSHED, "flushed", "another operation failed before"},
+    [IBV_WC_WR_FLUSH_ERR] = {TN_FLUSHED, "flushed",
+                             "the queue pair stopped and no operation says why: is the port down?"},
     [IBV_WC_BAD_RESP_ERR] = {TN_VERBS, "bad response", "the peer's device answered nonsense"},
     [IBV_WC_LOC_ACCESS_ERR] = {TN_VERBS, "local access error",
                                "the local memory is registered read-only"},
