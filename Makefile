@@ -97,6 +97,7 @@ fuzz: ## decoders against arbitrary bytes (Python side; C side in native)
 gpu: ## the GPU paths, on a GPU or on the driver double
 
 test-rdma: setup ## the same tests over real kernel verbs in the guest
+	$(MAKE) -s -C native $(CURDIR)/build/native/test/tests/test_verbs_rig
 	SHARE=$(CURDIR)/build/reports/rdma TRANSPORT_REQUIRE=rdma tests/rig/test.sh
 
 docs: setup ## the documentation, warnings are errors

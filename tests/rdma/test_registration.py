@@ -57,7 +57,7 @@ def test_implicit_registrations_go_with_their_arrays():
 
 def test_engines_and_peers_leave_nothing():
     before = None
-    for _ in range(6):
+    for _ in range(4):
         with Engine() as engine, FarSide(TWO_HOSTS) as far:
             engine.write(bytes(4096), far.make("x", 4096)).wait(WAIT)
             assert rig.resources()["qp"] == 1
