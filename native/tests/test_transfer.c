@@ -22,7 +22,8 @@ static void count_quiet(struct tn_host *host, struct tn_transfer *transfer)
     ((struct witness *)host)->quiet++;
 }
 
-static struct tn_transfer *make(struct witness *witness, const struct tn_range *ranges, uint64_t count)
+static struct tn_transfer *make(struct witness *witness, const struct tn_range *ranges,
+                                uint64_t count)
 {
     struct tn_transfer *transfer = calloc(1, sizeof(*transfer));
     *witness = (struct witness){.host = {.ended = count_ended, .quiet = count_quiet}};
@@ -46,7 +47,10 @@ static void test_neighbours_become_one_piece(void)
     struct tn_range ranges[] = {
         {.local_address = 1000, .length = 10, .rows = 3, .local_stride = 10, .remote_stride = 10},
         {.local_address = 1030, .remote_offset = 30, .length = 5, .rows = 1},
-        {.local_address = 1035, .remote_offset = 99, .length = 5, .rows = 1}, /* touches on one side only */
+        {.local_address = 1035,
+         .remote_offset = 99,
+         .length = 5,
+         .rows = 1}, /* touches on one side only */
     };
     struct tn_transfer *transfer = make(&witness, ranges, 3);
     CHECK(tn_transfer_next(transfer, pieces, 4, 1000, 1000) == 2);
@@ -65,11 +69,14 @@ static void test_a_call_keeps_to_one_remote(void)
 {
     struct witness witness;
     struct tn_piece pieces[4];
-    struct tn_range ranges[] = {{.local_address = 100, .length = 8, .rows = 1},
-                                {.local_address = 108, .remote_offset = 8, .length = 8, .rows = 1, .remote = 1}};
+    struct tn_range ranges[] = {
+        {.local_address = 100, .length = 8, .rows = 1},
+        {.local_address = 108, .remote_offset = 8, .length = 8, .rows = 1, .remote = 1}};
     struct tn_transfer *transfer = make(&witness, ranges, 2);
-    CHECK(tn_transfer_next(transfer, pieces, 4, 100, 100) == 1 && pieces[0].remote == &transfer->remotes[0]);
-    CHECK(tn_transfer_next(transfer, pieces, 4, 100, 100) == 1 && pieces[0].remote == &transfer->remotes[1]);
+    CHECK(tn_transfer_next(transfer, pieces, 4, 100, 100) == 1 &&
+          pieces[0].remote == &transfer->remotes[0]);
+    CHECK(tn_transfer_next(transfer, pieces, 4, 100, 100) == 1 &&
+          pieces[0].remote == &transfer->remotes[1]);
     tn_piece_done(transfer, 2);
     CHECK(witness.quiet == 1);
     tn_transfer_unreference(transfer);
@@ -79,7 +86,8 @@ static void test_nothing_to_move(void)
 {
     struct witness witness;
     struct tn_piece piece;
-    struct tn_range ranges[] = {{.local_address = 1, .length = 0, .rows = 5}, {.local_address = 1, .length = 5, .rows = 0}};
+    struct tn_range ranges[] = {{.local_address = 1, .length = 0, .rows = 5},
+                                {.local_address = 1, .length = 5, .rows = 0}};
     struct tn_transfer *transfer = make(&witness, ranges, 2);
     CHECK(tn_transfer_next(transfer, &piece, 1, 10, 10) == 0 && witness.quiet == 1);
     tn_transfer_unreference(transfer);
@@ -95,7 +103,8 @@ static void test_failure_stops_and_flush_yields(void)
     tn_transfer_fail(transfer, TN_FLUSHED, 5, 0, "flushed");
     tn_transfer_fail(transfer, TN_VERBS, 10, 3, "the root cause");
     tn_transfer_fail(transfer, TN_DEADLINE, 0, 0, "too late");
-    CHECK(transfer->status == TN_VERBS && transfer->error == 10 && !strcmp(transfer->text, "the root cause"));
+    CHECK(transfer->status == TN_VERBS && transfer->error == 10 &&
+          !strcmp(transfer->text, "the root cause"));
     CHECK(witness.ended == 1 && witness.quiet == 0);
     CHECK(tn_transfer_next(transfer, &piece, 1, 10, 10) == 0);
     tn_piece_done(transfer, 1);
@@ -117,14 +126,18 @@ static void test_every_byte_once(unsigned seed)
     for (int i = 0; i < RANGES; i++) {
         uint64_t length = (uint64_t)(rand() % 40), rows = (uint64_t)(rand() % 20);
         int64_t gap = rand() % 3 ? (int64_t)length : (int64_t)length + rand() % 9;
-        ranges[i] = (struct tn_range){.local_address = 1 + (uint64_t)i * SPAN, .remote_offset = (uint64_t)(rand() % 100),
-                                      .length = length, .rows = rows, .local_stride = gap,
+        ranges[i] = (struct tn_range){.local_address = 1 + (uint64_t)i * SPAN,
+                                      .remote_offset = (uint64_t)(rand() % 100),
+                                      .length = length,
+                                      .rows = rows,
+                                      .local_stride = gap,
                                       .remote_stride = (int64_t)length + rand() % 2};
         total += length * rows;
         for (uint64_t row = 0; row < rows; row++)
             for (uint64_t byte = 0; byte < length; byte++)
                 expected_remote[(uint64_t)i * SPAN + row * (uint64_t)gap + byte] =
-                    (uint16_t)(ranges[i].remote_offset + row * (uint64_t)ranges[i].remote_stride + byte);
+                    (uint16_t)(ranges[i].remote_offset + row * (uint64_t)ranges[i].remote_stride +
+                               byte);
     }
     struct tn_transfer *transfer = make(&witness, ranges, RANGES);
     struct tn_piece pieces[5];
