@@ -248,6 +248,21 @@ static bool peer_ready(struct tn_peer *peer, struct tn_transfer *transfer, int *
     return *state == TN_OK;
 }
 
+/* Takes the transfer out of its peer's waiting list, if it is there. */
+static void stop_waiting(struct tn_peer *peer, struct tn_transfer *transfer)
+{
+    pthread_mutex_lock(&peer->lock);
+    bool waiting = transfer->waiting;
+    transfer->waiting = false;
+    if (waiting)
+        tn_list_remove(&transfer->node);
+    pthread_mutex_unlock(&peer->lock);
+    if (!waiting)
+        return;
+    tn_piece_done(transfer, 1);
+    tn_transfer_unreference(transfer);
+}
+
 int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out)
 {
     uint64_t bytes = 0;
@@ -271,24 +286,11 @@ int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tran
         tn_transfer_dispatch(peer, transfer);
     else if (state < 0)
         tn_transfer_reject(transfer, state, peer->text);
+    else if (tn_transfer_stopped(transfer))
+        stop_waiting(peer, transfer); /* its deadline passed before it stood in the list */
     tn_settle_run(peer->engine);
     tn_peer_unreference(peer);
     return TN_OK;
-}
-
-/* Takes the transfer out of its peer's waiting list, if it is there. */
-static void stop_waiting(struct tn_peer *peer, struct tn_transfer *transfer)
-{
-    pthread_mutex_lock(&peer->lock);
-    bool waiting = transfer->waiting;
-    transfer->waiting = false;
-    if (waiting)
-        tn_list_remove(&transfer->node);
-    pthread_mutex_unlock(&peer->lock);
-    if (!waiting)
-        return;
-    tn_piece_done(transfer, 1);
-    tn_transfer_unreference(transfer);
 }
 
 static bool may_cancel(struct tn_transfer *transfer)
