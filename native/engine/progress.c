@@ -89,13 +89,16 @@ static void host_work(struct tn_host *host, struct tn_transfer *transfer)
     wake_background(engine);
 }
 
-/* Runs one chunk of the oldest work. Others may run the same transfer meanwhile; whoever finds it empty takes it off. */
+/* Runs one chunk of each transfer in turn, so that a small one does not wait for all of a big one. Others may run the same
+ * transfer meanwhile; whoever finds it empty takes it off. */
 static bool run_work(struct tn_engine *engine)
 {
     struct tn_transfer *transfer = NULL;
     pthread_mutex_lock(&engine->work_lock);
     if (!tn_list_empty(&engine->work)) {
         transfer = tn_container(engine->work.next, struct tn_transfer, working);
+        tn_list_remove(&transfer->working);
+        tn_list_append(&engine->work, &transfer->working);
         tn_transfer_reference(transfer);
     }
     pthread_mutex_unlock(&engine->work_lock);
