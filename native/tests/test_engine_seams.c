@@ -75,6 +75,10 @@ static void puppet_free(void *link)
 static const struct tn_link_ops puppet_ops = {.abi = TN_PROVIDER_ABI, .name = "puppet", .accepts = puppet_accepts,
                                               .start = puppet_start, .notify = puppet_notify, .cancel = puppet_cancel,
                                               .close = puppet_close, .free = puppet_free};
+/* The stream carries its notifications. */
+static const struct tn_link_ops mute_puppet_ops = {.abi = TN_PROVIDER_ABI, .name = "mute puppet", .accepts = puppet_accepts,
+                                                   .start = puppet_start, .cancel = puppet_cancel, .close = puppet_close,
+                                                   .free = puppet_free};
 
 /* Two sides whose first reaches the second through the puppet; they are not joined yet. */
 static void open_puppet(struct puppet *puppet, struct side *a, struct side *b, uint32_t depth)
@@ -86,7 +90,8 @@ static void open_puppet(struct puppet *puppet, struct side *a, struct side *b, u
     puppet->main = pthread_self();
     puppet->here = a;
     puppet->there = b;
-    CHECK(tn_peer_attach(a->peer, TN_PROVIDER_SHM, &puppet_ops, puppet) == TN_OK);
+    const struct tn_link_ops *ops = puppet->on_notify ? &puppet_ops : &mute_puppet_ops;
+    CHECK(tn_peer_attach(a->peer, TN_PROVIDER_SHM, ops, puppet) == TN_OK);
 }
 
 static void cancel_in_start(struct puppet *puppet, struct tn_transfer *transfer)
@@ -181,6 +186,86 @@ static void test_notification_before_the_stream(void)
     pair_finish(pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "later", tn_now() + 5ull * SECOND), TN_OK);
     pair_close_side(&a);
     pair_close_side(&b);
+}
+
+/* ---- a peer that is connected and does nothing ----------------------------------------------------------------------- */
+
+/* The first side's peer is a socket that nobody reads: the other end is returned. */
+static int join_nobody(struct side *a)
+{
+    int fds[2];
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
+    CHECK(tn_peer_up(a->peer, fds[0], TN_PROVIDER_SHM, 2) == TN_OK);
+    return fds[1];
+}
+
+/* Two notifications are sent and not acknowledged, the others wait for a credit. */
+static void test_notifications_to_nobody(void)
+{
+    struct side a = {0}, b = {0};
+    struct puppet puppet = {0};
+    struct tn_transfer *transfers[6];
+    open_puppet(&puppet, &a, &b, 2);
+    int fd = join_nobody(&a);
+    uint64_t soon = tn_now() + 20000000;
+    for (int i = 0; i < 6; i++)
+        transfers[i] = pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "x", i % 2 ? soon : TN_NO_DEADLINE);
+    CHECK(tn_transfer_wait(transfers[1], SECOND) == TN_DEADLINE);
+    CHECK_TEXT(!tn_transfer_quiet(transfers[1]), "its notification may still arrive");
+    pair_finish(transfers[3], TN_DEADLINE);
+    tn_transfer_cancel(transfers[4]);
+    pair_finish(transfers[4], TN_CANCELLED);
+    close(fd);
+    pair_finish(transfers[0], TN_PEER_LOST);
+    pair_finish(transfers[1], TN_DEADLINE);
+    pair_finish(transfers[2], TN_PEER_LOST);
+    pair_finish(transfers[5], TN_DEADLINE);
+    pair_close_side(&a);
+    pair_close_side(&b);
+}
+
+static void attach_shm(struct side *a, struct side *b, struct tn_shm_connection **idle)
+{
+    struct tn_shm_connection *ends[2];
+    struct tn_shm_offer offers[2];
+    int fds[2][2];
+    CHECK(tn_shm_connection_open(a->engine, &ends[0]) == TN_OK && tn_shm_connection_open(b->engine, &ends[1]) == TN_OK);
+    for (int i = 0; i < 2; i++)
+        CHECK(tn_shm_connection_offer(ends[i], &offers[i], fds[i]) == TN_OK);
+    CHECK(tn_shm_connection_accept(ends[0], getpid(), &offers[1], (int[2]){dup(fds[1][0]), dup(fds[1][1])}) == TN_OK);
+    CHECK(tn_shm_connection_attach(ends[0], a->peer) == TN_OK);
+    *idle = ends[1];
+}
+
+/* The segment that the transfers need is asked for, and no answer comes. */
+static void test_segment_that_never_comes(void)
+{
+    struct side a = {0}, b = {0};
+    struct tn_shm_connection *idle;
+    struct tn_segment *segment;
+    struct tn_region *region;
+    struct tn_remote remote;
+    pair_open_side(&a, 1, 4096, 2);
+    pair_open_side(&b, 2, 4096, 2);
+    pair_open_peer(&a, 2);
+    pair_open_peer(&b, 1);
+    attach_shm(&a, &b, &idle);
+    CHECK(tn_segment_open(b.engine, 4096, TN_READ, &segment) == TN_OK);
+    CHECK(tn_region_open(b.engine, tn_segment_address(segment), 4096, TN_READ, segment, &region) == TN_OK);
+    tn_region_describe(region, &remote);
+    int fd = join_nobody(&a);
+    struct tn_transfer *cancelled = pair_start(&a, &remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
+    struct tn_transfer *lost = pair_start(&a, &remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
+    pair_finish(pair_start(&a, &remote, TN_OP_READ, a.memory, 64, NULL, tn_now() + 10000000), TN_DEADLINE);
+    tn_transfer_cancel(cancelled);
+    pair_finish(cancelled, TN_CANCELLED);
+    CHECK(tn_transfer_status(lost) == TN_PENDING);
+    close(fd);
+    pair_finish(lost, TN_PEER_LOST);
+    tn_shm_connection_close(idle);
+    pair_close_side(&a);
+    pair_close_side(&b);
+    tn_segment_close(segment);
 }
 
 /* ---- coming up against going down ------------------------------------------------------------------------------------ */
@@ -282,6 +367,8 @@ static void test_copies_and_chores(void)
         usleep(100);
     }
     CHECK(tn_transfer_status(hopeless) == TN_DEADLINE);
+    pair_finish(pair_rows(&a, &a.remote, TN_OP_READ, local, 100000, 1), TN_OK);
+    CHECK_TEXT(tn_transfer_status(endless) == TN_PENDING, "the small one had to wait for the big one");
     tn_transfer_cancel(endless);
     pair_finish(endless, TN_CANCELLED);
     pair_finish(hopeless, TN_DEADLINE);
@@ -354,6 +441,8 @@ int main(void)
     test_cancel_while_it_is_started();
     test_peer_goes_while_it_is_notified();
     test_notification_before_the_stream();
+    test_notifications_to_nobody();
+    test_segment_that_never_comes();
     test_up_against_down();
     test_deadline_set_before_the_driver_sleeps();
     test_deadlines_within_submit();
