@@ -166,14 +166,19 @@ static void peer_died(struct tn_watch *watch, uint32_t events)
                                 "the peer's process has ended");
 }
 
+/* The peer may have been given up, and the link closed, since it was attached. */
 static void watch_death(struct tn_shm_connection *connection, struct tn_peer *peer)
 {
-    connection->peer = peer;
-    connection->death =
-        (struct tn_watch){.fd = connection->watch->pidfd, .events = EPOLLIN, .ready = peer_died};
-    if (connection->death.fd >= 0 &&
-        connection->host->watch(connection->host, &connection->death) != TN_OK)
-        connection->death.fd = -1;
+    struct tn_watch death = {
+        .fd = connection->watch->pidfd, .events = EPOLLIN, .ready = peer_died};
+    pthread_mutex_lock(&connection->lock);
+    if (!atomic_load(&connection->closed) && death.fd >= 0) {
+        connection->peer = peer;
+        connection->death = death;
+        if (connection->host->watch(connection->host, &connection->death) != TN_OK)
+            connection->death.fd = -1;
+    }
+    pthread_mutex_unlock(&connection->lock);
 }
 
 void tn_shm_connection_unwatch(struct tn_shm_connection *connection)

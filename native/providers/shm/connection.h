@@ -58,7 +58,7 @@ struct tn_shm_connection {
 
 /* connection.c */
 int tn_shm_connection_create(struct tn_host *host, struct tn_shm_connection **out);
-void tn_shm_connection_unwatch(struct tn_shm_connection *connection);
+void tn_shm_connection_unwatch(struct tn_shm_connection *connection); /* lock held */
 void tn_shm_connection_disable(struct tn_shm_connection *connection, const char *why);
 
 /* segments.c; all but release are called with connection->lock held. */

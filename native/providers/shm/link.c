@@ -193,11 +193,11 @@ static struct tn_transfer *take_listed(struct tn_shm_connection *connection)
 static void link_close(void *link, int status, const char *text)
 {
     struct tn_shm_connection *connection = link;
-    tn_shm_connection_unwatch(connection);
     pthread_mutex_lock(&connection->lock);
     connection->close_status = status;
     snprintf(connection->close_text, sizeof(connection->close_text), "%s", text);
     atomic_store(&connection->closed, true);
+    tn_shm_connection_unwatch(connection);
     pthread_mutex_unlock(&connection->lock);
     struct tn_transfer *transfer;
     while ((transfer = take_listed(connection))) {
