@@ -45,9 +45,10 @@ static int watch_change(struct tn_host *host, struct tn_watch *watch)
     return watch_control(host, watch, EPOLL_CTL_MOD);
 }
 
+/* It may never have been added, which must not replace the text of the error that leads here. */
 static void watch_remove(struct tn_host *host, struct tn_watch *watch)
 {
-    watch_control(host, watch, EPOLL_CTL_DEL);
+    epoll_ctl(((struct tn_engine *)host)->epoll_fd, EPOLL_CTL_DEL, watch->fd, NULL);
 }
 
 void tn_progress_kick(struct tn_engine *engine)
