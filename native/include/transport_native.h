@@ -91,8 +91,9 @@ struct tn_engine_options {
 };
 
 int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **out);
-/* Fails everything in flight with TN_CLOSED, stops the thread, frees all. No other call on this engine, its peers,
- * regions or transfers may run or follow, except tn_transfer_* on transfers not yet released. */
+/* Fails everything in flight with TN_CLOSED, stops the thread, frees all. No other call on this engine, its peers or
+ * regions may run or follow. Of transfers not yet released, waits that have begun end, and all but wait, watch and cancel
+ * may follow. */
 void tn_engine_close(struct tn_engine *engine);
 
 enum tn_event_kind {
