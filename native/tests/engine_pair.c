@@ -9,9 +9,15 @@
 
 struct tn_engine *pair_engine(uint8_t mark, uint32_t depth)
 {
-    struct tn_engine_options options = {.incarnation = {mark}, .liveness_ns = 2ull * SECOND, .inline_bytes = 65536,
-                                        .chunk_bytes = MIB, .notify_depth = depth, .max_regions = 1024,
-                                        .stream_window = 16, .order = {TN_PROVIDER_SHM, TN_PROVIDER_TCP}, .providers = 2};
+    struct tn_engine_options options = {.incarnation = {mark},
+                                        .liveness_ns = 2ull * SECOND,
+                                        .inline_bytes = 65536,
+                                        .chunk_bytes = MIB,
+                                        .notify_depth = depth,
+                                        .max_regions = 1024,
+                                        .stream_window = 16,
+                                        .order = {TN_PROVIDER_SHM, TN_PROVIDER_TCP},
+                                        .providers = 2};
     struct tn_engine *engine;
     CHECK(tn_engine_open(&options, &engine) == TN_OK);
     return engine;
@@ -23,7 +29,8 @@ void pair_open_side(struct side *side, uint8_t mark, size_t bytes, uint32_t dept
     side->memory = malloc(bytes);
     for (size_t i = 0; i < bytes; i++)
         side->memory[i] = (uint8_t)(i * 7 + mark);
-    CHECK(tn_region_open(side->engine, side->memory, bytes, TN_READ | TN_WRITE, NULL, &side->region) == TN_OK);
+    CHECK(tn_region_open(side->engine, side->memory, bytes, TN_READ | TN_WRITE, NULL,
+                         &side->region) == TN_OK);
     tn_region_describe(side->region, &side->remote);
 }
 
@@ -59,8 +66,8 @@ void pair_close_side(struct side *side)
     free(side->memory);
 }
 
-static struct tn_transfer *submit(struct side *from, struct tn_batch *batch, const struct tn_remote *remote,
-                                  const struct tn_range *range)
+static struct tn_transfer *submit(struct side *from, struct tn_batch *batch,
+                                  const struct tn_remote *remote, const struct tn_range *range)
 {
     struct tn_transfer *transfer;
     batch->providers = UINT32_MAX;
@@ -71,19 +78,21 @@ static struct tn_transfer *submit(struct side *from, struct tn_batch *batch, con
     return transfer;
 }
 
-struct tn_transfer *pair_rows(struct side *from, const struct tn_remote *remote, uint32_t op, void *local, uint64_t bytes,
-                              uint64_t rows)
+struct tn_transfer *pair_rows(struct side *from, const struct tn_remote *remote, uint32_t op,
+                              void *local, uint64_t bytes, uint64_t rows)
 {
     struct tn_range range = {.local_address = (uintptr_t)local, .length = bytes, .rows = rows};
     struct tn_batch batch = {.op = op, .deadline_ns = TN_NO_DEADLINE};
     return submit(from, &batch, remote, &range);
 }
 
-struct tn_transfer *pair_start(struct side *from, const struct tn_remote *remote, uint32_t op, void *local, uint64_t bytes,
-                               const char *notify, uint64_t deadline)
+struct tn_transfer *pair_start(struct side *from, const struct tn_remote *remote, uint32_t op,
+                               void *local, uint64_t bytes, const char *notify, uint64_t deadline)
 {
     struct tn_range range = {.local_address = (uintptr_t)local, .length = bytes, .rows = 1};
-    struct tn_batch batch = {.op = op, .deadline_ns = deadline, .notify = notify,
+    struct tn_batch batch = {.op = op,
+                             .deadline_ns = deadline,
+                             .notify = notify,
                              .notify_length = notify ? (uint32_t)strlen(notify) : 0};
     return submit(from, &batch, remote, &range);
 }

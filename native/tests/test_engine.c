@@ -14,10 +14,12 @@ static void test_read_and_write(void)
     uint8_t *local = malloc(4 * MIB);
     pair_open(&a, &b, 4 * MIB, 8);
     for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
-        pair_finish(pair_start(&a, &b.remote, TN_OP_READ, local, sizes[i], NULL, TN_NO_DEADLINE), TN_OK);
+        pair_finish(pair_start(&a, &b.remote, TN_OP_READ, local, sizes[i], NULL, TN_NO_DEADLINE),
+                    TN_OK);
         CHECK(memcmp(local, b.memory, sizes[i]) == 0);
         memset(local, (int)i + 100, sizes[i]);
-        pair_finish(pair_start(&a, &b.remote, TN_OP_WRITE, local, sizes[i], NULL, TN_NO_DEADLINE), TN_OK);
+        pair_finish(pair_start(&a, &b.remote, TN_OP_WRITE, local, sizes[i], NULL, TN_NO_DEADLINE),
+                    TN_OK);
         CHECK(memcmp(local, b.memory, sizes[i]) == 0);
     }
     pair_finish(pair_start(&a, &b.remote, TN_OP_READ, local, 0, NULL, TN_NO_DEADLINE), TN_OK);
@@ -33,10 +35,12 @@ static void test_notifications_push_back(void)
     struct tn_notification got;
     pair_open(&a, &b, 4096, 2);
     for (int i = 0; i < 5; i++)
-        transfers[i] = pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "hello", TN_NO_DEADLINE);
+        transfers[i] =
+            pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "hello", TN_NO_DEADLINE);
     pair_finish(transfers[0], TN_OK);
     pair_finish(transfers[1], TN_OK);
-    CHECK(tn_transfer_wait(transfers[2], SECOND / 20) == TN_PENDING); /* no credit: nobody has read */
+    CHECK(tn_transfer_wait(transfers[2], SECOND / 20) ==
+          TN_PENDING); /* no credit: nobody has read */
     for (int i = 0; i < 5; i++) {
         CHECK(tn_notification_wait(b.engine, SECOND) == 1);
         CHECK(tn_notification_poll(b.engine, &got) == 1);
@@ -55,8 +59,10 @@ static void test_deadline_and_cancel_while_without_credit(void)
     struct side a = {0}, b = {0};
     pair_open(&a, &b, 4096, 1);
     pair_finish(pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "one", TN_NO_DEADLINE), TN_OK);
-    pair_finish(pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "two", tn_now() + SECOND / 20), TN_DEADLINE);
-    struct tn_transfer *third = pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "three", TN_NO_DEADLINE);
+    pair_finish(pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "two", tn_now() + SECOND / 20),
+                TN_DEADLINE);
+    struct tn_transfer *third =
+        pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "three", TN_NO_DEADLINE);
     CHECK(tn_transfer_wait(third, SECOND / 50) == TN_PENDING);
     tn_transfer_cancel(third);
     pair_finish(third, TN_CANCELLED);
@@ -69,17 +75,26 @@ static void test_errors_before_a_byte_moves(void)
     struct side a = {0}, b = {0};
     struct tn_transfer *transfer;
     pair_open(&a, &b, 4096, 4);
-    struct tn_range range = {.local_address = (uintptr_t)a.memory, .remote_offset = 4000, .length = 97, .rows = 1};
-    struct tn_batch batch = {.op = TN_OP_READ, .providers = UINT32_MAX, .remotes = &b.remote, .ranges = &range,
-                             .n_remotes = 1, .n_ranges = 1, .deadline_ns = TN_NO_DEADLINE};
+    struct tn_range range = {
+        .local_address = (uintptr_t)a.memory, .remote_offset = 4000, .length = 97, .rows = 1};
+    struct tn_batch batch = {.op = TN_OP_READ,
+                             .providers = UINT32_MAX,
+                             .remotes = &b.remote,
+                             .ranges = &range,
+                             .n_remotes = 1,
+                             .n_ranges = 1,
+                             .deadline_ns = TN_NO_DEADLINE};
     CHECK(tn_submit(a.peer, &batch, &transfer) == TN_REMOTE_ACCESS);
     range.remote_offset = UINT64_MAX - 1;
     CHECK(tn_submit(a.peer, &batch, &transfer) == TN_REMOTE_ACCESS);
-    range = (struct tn_range){.local_address = (uintptr_t)a.memory, .length = 8, .rows = 2, .remote_stride = -8};
+    range = (struct tn_range){
+        .local_address = (uintptr_t)a.memory, .length = 8, .rows = 2, .remote_stride = -8};
     CHECK(tn_submit(a.peer, &batch, &transfer) == TN_REMOTE_ACCESS);
-    range = (struct tn_range){.local_address = (uintptr_t)a.memory, .length = UINT64_MAX, .rows = 3};
+    range =
+        (struct tn_range){.local_address = (uintptr_t)a.memory, .length = UINT64_MAX, .rows = 3};
     CHECK(tn_submit(a.peer, &batch, &transfer) == TN_INVALID);
-    range = (struct tn_range){.local_address = (uintptr_t)a.memory, .length = 8, .rows = 1, .remote = 1};
+    range = (struct tn_range){
+        .local_address = (uintptr_t)a.memory, .length = 8, .rows = 1, .remote = 1};
     CHECK(tn_submit(a.peer, &batch, &transfer) == TN_INVALID);
     pair_close_side(&a);
     pair_close_side(&b);
@@ -90,7 +105,8 @@ static void test_closed_region_is_stale(void)
     struct side a = {0}, b = {0};
     pair_open(&a, &b, 4096, 4);
     CHECK(tn_region_close(b.region, SECOND) == TN_OK);
-    pair_finish(pair_start(&a, &b.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE), TN_STALE);
+    pair_finish(pair_start(&a, &b.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE),
+                TN_STALE);
     pair_close_side(&a);
     pair_close_side(&b);
 }
@@ -102,9 +118,12 @@ static void test_submitted_while_connecting(void)
     pair_open_side(&a, 1, 4096, 4);
     pair_open_side(&b, 2, 4096, 4);
     pair_open_peer(&a, 2);
-    struct tn_transfer *goes = pair_start(&a, &b.remote, TN_OP_READ, local, sizeof(local), NULL, TN_NO_DEADLINE);
-    struct tn_transfer *late = pair_start(&a, &b.remote, TN_OP_READ, local, sizeof(local), NULL, tn_now() + SECOND / 50);
-    struct tn_transfer *dropped = pair_start(&a, &b.remote, TN_OP_READ, local, sizeof(local), NULL, TN_NO_DEADLINE);
+    struct tn_transfer *goes =
+        pair_start(&a, &b.remote, TN_OP_READ, local, sizeof(local), NULL, TN_NO_DEADLINE);
+    struct tn_transfer *late =
+        pair_start(&a, &b.remote, TN_OP_READ, local, sizeof(local), NULL, tn_now() + SECOND / 50);
+    struct tn_transfer *dropped =
+        pair_start(&a, &b.remote, TN_OP_READ, local, sizeof(local), NULL, TN_NO_DEADLINE);
     tn_transfer_cancel(dropped);
     pair_finish(dropped, TN_CANCELLED);
     pair_finish(late, TN_DEADLINE);
@@ -123,11 +142,14 @@ static void test_events(void)
     uint8_t *buffer = malloc(TN_MAX_CONTROL);
     pair_open(&a, &b, 4096, 4);
     CHECK(tn_peer_send(a.peer, "over here", 9) == TN_OK);
-    CHECK(pair_next_event(b.engine, &event, buffer) && event.kind == TN_EVENT_CONTROL && event.cookie == 22);
+    CHECK(pair_next_event(b.engine, &event, buffer) && event.kind == TN_EVENT_CONTROL &&
+          event.cookie == 22);
     CHECK(event.length == 9 && memcmp(buffer, "over here", 9) == 0);
     tn_peer_down(b.peer, TN_CLOSED, "enough");
-    CHECK(pair_next_event(a.engine, &event, buffer) && event.kind == TN_EVENT_PEER_DOWN && event.status == TN_PEER_LOST);
-    pair_finish(pair_start(&a, &b.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE), TN_PEER_LOST);
+    CHECK(pair_next_event(a.engine, &event, buffer) && event.kind == TN_EVENT_PEER_DOWN &&
+          event.status == TN_PEER_LOST);
+    pair_finish(pair_start(&a, &b.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE),
+                TN_PEER_LOST);
     pair_close_side(&a);
     pair_close_side(&b);
     free(buffer);
@@ -141,7 +163,8 @@ static void test_queue(void)
     pair_open(&a, &b, 4 * MIB, 4);
     CHECK(tn_queue_open(a.engine, &queue) == TN_OK);
     uint8_t *local = malloc(4 * MIB);
-    struct tn_transfer *transfer = pair_start(&a, &b.remote, TN_OP_READ, local, 4 * MIB, NULL, TN_NO_DEADLINE);
+    struct tn_transfer *transfer =
+        pair_start(&a, &b.remote, TN_OP_READ, local, 4 * MIB, NULL, TN_NO_DEADLINE);
     int status = tn_transfer_watch(transfer, queue, 77);
     for (int i = 0; status == TN_PENDING && i < 2000; i++) {
         if (tn_queue_reap(queue, cookies, 8) == 1) {
@@ -164,8 +187,9 @@ static void *hammer(void *argument)
     struct side *sides = argument;
     uint8_t local[3000];
     for (int i = 0; i < 200; i++)
-        pair_finish(pair_start(&sides[0], &sides[1].remote, TN_OP_READ, local, 1 + (size_t)i * 13 % sizeof(local), NULL,
-                     tn_now() + 5ull * SECOND), TN_OK);
+        pair_finish(pair_start(&sides[0], &sides[1].remote, TN_OP_READ, local,
+                               1 + (size_t)i * 13 % sizeof(local), NULL, tn_now() + 5ull * SECOND),
+                    TN_OK);
     return NULL;
 }
 
@@ -187,7 +211,8 @@ static void test_close_with_transfers_in_flight(void)
     struct side a = {0}, b = {0};
     pair_open(&a, &b, 4 * MIB, 4);
     uint8_t *local = malloc(4 * MIB);
-    struct tn_transfer *transfer = pair_start(&a, &b.remote, TN_OP_READ, local, 4 * MIB, NULL, TN_NO_DEADLINE);
+    struct tn_transfer *transfer =
+        pair_start(&a, &b.remote, TN_OP_READ, local, 4 * MIB, NULL, TN_NO_DEADLINE);
     tn_peer_release(a.peer);
     CHECK(tn_region_close(a.region, SECOND) == TN_OK);
     tn_region_release(a.region);
@@ -207,7 +232,8 @@ static void test_self(void)
     uint8_t local[100];
     pair_open_side(&a, 1, 4096, 2);
     CHECK(tn_peer_open_self(a.engine, 5, &a.peer) == TN_OK);
-    pair_finish(pair_start(&a, &a.remote, TN_OP_READ, local, sizeof(local), "me", TN_NO_DEADLINE), TN_OK);
+    pair_finish(pair_start(&a, &a.remote, TN_OP_READ, local, sizeof(local), "me", TN_NO_DEADLINE),
+                TN_OK);
     CHECK(memcmp(local, a.memory, sizeof(local)) == 0);
     struct tn_notification got;
     CHECK(tn_notification_poll(a.engine, &got) == 1 && got.peer_cookie == 5);

@@ -25,7 +25,8 @@ struct puppet {
     bool inside, freed_inside, done;
 };
 
-static int puppet_accepts(void *link, const struct tn_transfer *transfer, char *why, size_t capacity)
+static int puppet_accepts(void *link, const struct tn_transfer *transfer, char *why,
+                          size_t capacity)
 {
     (void)link, (void)transfer, (void)why, (void)capacity;
     return TN_OK;
@@ -72,12 +73,21 @@ static void puppet_free(void *link)
     puppet->done = true;
 }
 
-static const struct tn_link_ops puppet_ops = {.abi = TN_PROVIDER_ABI, .name = "puppet", .accepts = puppet_accepts,
-                                              .start = puppet_start, .notify = puppet_notify, .cancel = puppet_cancel,
-                                              .close = puppet_close, .free = puppet_free};
+static const struct tn_link_ops puppet_ops = {.abi = TN_PROVIDER_ABI,
+                                              .name = "puppet",
+                                              .accepts = puppet_accepts,
+                                              .start = puppet_start,
+                                              .notify = puppet_notify,
+                                              .cancel = puppet_cancel,
+                                              .close = puppet_close,
+                                              .free = puppet_free};
 /* The stream carries its notifications. */
-static const struct tn_link_ops mute_puppet_ops = {.abi = TN_PROVIDER_ABI, .name = "mute puppet", .accepts = puppet_accepts,
-                                                   .start = puppet_start, .cancel = puppet_cancel, .close = puppet_close,
+static const struct tn_link_ops mute_puppet_ops = {.abi = TN_PROVIDER_ABI,
+                                                   .name = "mute puppet",
+                                                   .accepts = puppet_accepts,
+                                                   .start = puppet_start,
+                                                   .cancel = puppet_cancel,
+                                                   .close = puppet_close,
                                                    .free = puppet_free};
 
 /* Two sides whose first reaches the second through the puppet; they are not joined yet. */
@@ -107,11 +117,13 @@ static void test_cancel_while_it_is_started(void)
     struct side a = {0}, b = {0};
     struct puppet puppet = {.on_start = cancel_in_start};
     open_puppet(&puppet, &a, &b, 1);
-    struct tn_transfer *early = pair_start(&a, &b.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
+    struct tn_transfer *early =
+        pair_start(&a, &b.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
     pair_join(&a, &b, 1);
     pair_finish(early, TN_CANCELLED);
     CHECK(puppet.cancels == 1);
-    pair_finish(pair_start(&a, &b.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE), TN_CANCELLED);
+    pair_finish(pair_start(&a, &b.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE),
+                TN_CANCELLED);
     CHECK(puppet.cancels == 2);
     pair_close_side(&a);
     pair_close_side(&b);
@@ -127,7 +139,8 @@ static void lose_peer_in_notify(struct puppet *puppet, struct tn_transfer *trans
     CHECK(buffer);
     if (puppet->notifies++ == 1 && pthread_equal(pthread_self(), puppet->main)) {
         tn_peer_down(puppet->here->peer, TN_PEER_LOST, "gone");
-        CHECK(pair_next_event(puppet->here->engine, &event, buffer) && event.kind == TN_EVENT_PEER_DOWN);
+        CHECK(pair_next_event(puppet->here->engine, &event, buffer) &&
+              event.kind == TN_EVENT_PEER_DOWN);
         usleep(20000); /* its burial ends a little later */
     }
     if (puppet->notifies == 2)
@@ -147,9 +160,11 @@ static void test_peer_goes_while_it_is_notified(void)
     struct side other = a;
     pair_open_peer(&other, 2);
     pair_finish(pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "x", TN_NO_DEADLINE), TN_OK);
-    struct tn_transfer *second = pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "y", TN_NO_DEADLINE);
+    struct tn_transfer *second =
+        pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "y", TN_NO_DEADLINE);
     host->credited(host, a.peer, 1); /* what waited for the credit goes with the next who comes */
-    struct tn_transfer *comes = pair_start(&other, &b.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
+    struct tn_transfer *comes =
+        pair_start(&other, &b.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
     pair_finish(second, TN_OK);
     tn_transfer_cancel(comes);
     pair_finish(comes, TN_CANCELLED);
@@ -166,7 +181,8 @@ static void test_peer_goes_while_it_is_notified(void)
 static void deliver(struct puppet *puppet, struct tn_transfer *transfer)
 {
     struct tn_host *host = tn_engine_host(puppet->there->engine);
-    CHECK(host->notified(host, puppet->there->peer, 7, transfer->notify, transfer->notify_length) == TN_OK);
+    CHECK(host->notified(host, puppet->there->peer, 7, transfer->notify, transfer->notify_length) ==
+          TN_OK);
     tn_notify_done(transfer);
 }
 
@@ -179,11 +195,14 @@ static void test_notification_before_the_stream(void)
     open_puppet(&puppet, &a, &b, 1);
     CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
     CHECK(tn_peer_up(a.peer, fds[0], TN_PROVIDER_SHM, 1) == TN_OK);
-    pair_finish(pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "early", TN_NO_DEADLINE), TN_OK);
+    pair_finish(pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "early", TN_NO_DEADLINE),
+                TN_OK);
     CHECK(tn_notification_poll(b.engine, &got) == 1 && got.region_number == 7);
     CHECK(tn_peer_up(b.peer, fds[1], TN_PROVIDER_SHM, 1) == TN_OK);
     /* The only credit must have come back. */
-    pair_finish(pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "later", tn_now() + 5ull * SECOND), TN_OK);
+    pair_finish(
+        pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "later", tn_now() + 5ull * SECOND),
+        TN_OK);
     pair_close_side(&a);
     pair_close_side(&b);
 }
@@ -209,7 +228,8 @@ static void test_notifications_to_nobody(void)
     int fd = join_nobody(&a);
     uint64_t soon = tn_now() + 20000000;
     for (int i = 0; i < 6; i++)
-        transfers[i] = pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "x", i % 2 ? soon : TN_NO_DEADLINE);
+        transfers[i] = pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "x",
+                                  i % 2 ? soon : TN_NO_DEADLINE);
     CHECK(tn_transfer_wait(transfers[1], SECOND) == TN_DEADLINE);
     CHECK_TEXT(!tn_transfer_quiet(transfers[1]), "its notification may still arrive");
     pair_finish(transfers[3], TN_DEADLINE);
@@ -229,10 +249,12 @@ static void attach_shm(struct side *a, struct side *b, struct tn_shm_connection 
     struct tn_shm_connection *ends[2];
     struct tn_shm_offer offers[2];
     int fds[2][2];
-    CHECK(tn_shm_connection_open(a->engine, &ends[0]) == TN_OK && tn_shm_connection_open(b->engine, &ends[1]) == TN_OK);
+    CHECK(tn_shm_connection_open(a->engine, &ends[0]) == TN_OK &&
+          tn_shm_connection_open(b->engine, &ends[1]) == TN_OK);
     for (int i = 0; i < 2; i++)
         CHECK(tn_shm_connection_offer(ends[i], &offers[i], fds[i]) == TN_OK);
-    CHECK(tn_shm_connection_accept(ends[0], getpid(), &offers[1], (int[2]){dup(fds[1][0]), dup(fds[1][1])}) == TN_OK);
+    CHECK(tn_shm_connection_accept(ends[0], getpid(), &offers[1],
+                                   (int[2]){dup(fds[1][0]), dup(fds[1][1])}) == TN_OK);
     CHECK(tn_shm_connection_attach(ends[0], a->peer) == TN_OK);
     *idle = ends[1];
 }
@@ -251,12 +273,16 @@ static void test_segment_that_never_comes(void)
     pair_open_peer(&b, 1);
     attach_shm(&a, &b, &idle);
     CHECK(tn_segment_open(b.engine, 4096, TN_READ, &segment) == TN_OK);
-    CHECK(tn_region_open(b.engine, tn_segment_address(segment), 4096, TN_READ, segment, &region) == TN_OK);
+    CHECK(tn_region_open(b.engine, tn_segment_address(segment), 4096, TN_READ, segment, &region) ==
+          TN_OK);
     tn_region_describe(region, &remote);
     int fd = join_nobody(&a);
-    struct tn_transfer *cancelled = pair_start(&a, &remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
-    struct tn_transfer *lost = pair_start(&a, &remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
-    pair_finish(pair_start(&a, &remote, TN_OP_READ, a.memory, 64, NULL, tn_now() + 10000000), TN_DEADLINE);
+    struct tn_transfer *cancelled =
+        pair_start(&a, &remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
+    struct tn_transfer *lost =
+        pair_start(&a, &remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
+    pair_finish(pair_start(&a, &remote, TN_OP_READ, a.memory, 64, NULL, tn_now() + 10000000),
+                TN_DEADLINE);
     tn_transfer_cancel(cancelled);
     pair_finish(cancelled, TN_CANCELLED);
     CHECK(tn_transfer_status(lost) == TN_PENDING);
@@ -291,7 +317,8 @@ static void test_up_against_down(void)
         pthread_t thread;
         struct tn_event event;
         pair_open_peer(&a, 2);
-        struct tn_transfer *transfer = pair_start(&a, &a.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
+        struct tn_transfer *transfer =
+            pair_start(&a, &a.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
         CHECK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds) == 0);
         CHECK(write(fds[1], "nonsense", 8) == 8);
         close(fds[1]); /* the driver has something to do as soon as it may */
@@ -329,7 +356,8 @@ static int stop_at_gate(void *self)
     return 0;
 }
 
-static const struct tn_provider_ops gate_ops = {.abi = TN_PROVIDER_ABI, .name = "gate", .poll = stop_at_gate};
+static const struct tn_provider_ops gate_ops = {
+    .abi = TN_PROVIDER_ABI, .name = "gate", .poll = stop_at_gate};
 
 /* The driver has found out how long it may sleep, and a nearer deadline is set before it does. */
 static void test_deadline_set_before_the_driver_sleeps(void)
@@ -342,7 +370,8 @@ static void test_deadline_set_before_the_driver_sleeps(void)
     while (atomic_load(&gate) != 2) /* it sleeps for a second at most */
         usleep(100);
     uint64_t deadline = tn_now() + 10000000;
-    struct tn_transfer *transfer = pair_start(&a, &a.remote, TN_OP_READ, a.memory, 64, NULL, deadline);
+    struct tn_transfer *transfer =
+        pair_start(&a, &a.remote, TN_OP_READ, a.memory, 64, NULL, deadline);
     atomic_store(&gate, 0);
     while (tn_transfer_status(transfer) == TN_PENDING)
         usleep(100);
@@ -358,17 +387,20 @@ static void test_copies_and_chores(void)
     uint8_t *local = malloc(4 * MIB);
     pair_open_side(&a, 1, 4 * MIB, 4);
     pair_open_peer(&a, 2);
-    struct tn_transfer *hopeless = pair_start(&a, &a.remote, TN_OP_READ, local, 64, NULL, tn_now() + 1000000);
+    struct tn_transfer *hopeless =
+        pair_start(&a, &a.remote, TN_OP_READ, local, 64, NULL, tn_now() + 1000000);
     tn_peer_release(a.peer);
     CHECK(tn_peer_open_self(a.engine, 5, &a.peer) == TN_OK);
     struct tn_transfer *endless = pair_rows(&a, &a.remote, TN_OP_READ, local, 4 * MIB, 2000);
     while (tn_transfer_status(hopeless) == TN_PENDING) {
-        CHECK_TEXT(tn_transfer_status(endless) == TN_PENDING, "the deadline had to wait for the copies");
+        CHECK_TEXT(tn_transfer_status(endless) == TN_PENDING,
+                   "the deadline had to wait for the copies");
         usleep(100);
     }
     CHECK(tn_transfer_status(hopeless) == TN_DEADLINE);
     pair_finish(pair_rows(&a, &a.remote, TN_OP_READ, local, 100000, 1), TN_OK);
-    CHECK_TEXT(tn_transfer_status(endless) == TN_PENDING, "the small one had to wait for the big one");
+    CHECK_TEXT(tn_transfer_status(endless) == TN_PENDING,
+               "the small one had to wait for the big one");
     tn_transfer_cancel(endless);
     pair_finish(endless, TN_CANCELLED);
     pair_finish(hopeless, TN_DEADLINE);
@@ -401,7 +433,8 @@ static void test_deadlines_within_submit(void)
     pair_open_side(&a, 1, 4096, 4);
     pair_open_peer(&a, 2);
     for (int i = 0; i < 500; i++) {
-        struct tn_transfer *transfer = pair_start(&a, &a.remote, TN_OP_READ, a.memory, 64, NULL, tn_now() + 1000);
+        struct tn_transfer *transfer =
+            pair_start(&a, &a.remote, TN_OP_READ, a.memory, 64, NULL, tn_now() + 1000);
         pair_finish(transfer, TN_DEADLINE);
     }
     pair_close_side(&a);
@@ -417,7 +450,8 @@ static void test_signals(void)
     sigaction(SIGUSR1, &action, NULL);
     pair_open_side(&a, 1, 4096, 4);
     pair_open_peer(&a, 2);
-    struct tn_transfer *transfer = pair_start(&a, &a.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
+    struct tn_transfer *transfer =
+        pair_start(&a, &a.remote, TN_OP_READ, a.memory, 64, NULL, TN_NO_DEADLINE);
     for (int i = 0; i < 3; i++) {
         sleepers[i] = (struct sleeper){.transfer = transfer};
         CHECK(pthread_create(&threads[i], NULL, sleep_on, &sleepers[i]) == 0);

@@ -32,7 +32,8 @@ struct job {
     uint8_t *buffer;
     int from, to;
     bool write, shifting, notify;
-    uint64_t offset, length, rows, stride; /* of the remote rows; the local ones lie close together */
+    uint64_t offset, length, rows,
+        stride;     /* of the remote rows; the local ones lie close together */
     uint64_t epoch; /* of the shifting region */
 };
 
@@ -43,7 +44,8 @@ struct side {
     struct tn_region *regions[4]; /* source, arena, shifting, buffers */
     struct tn_remote remotes[3];
     uint64_t epoch;
-    _Atomic uint64_t notified, read; /* notifications that arrived for certain, and that were read */
+    _Atomic uint64_t notified,
+        read; /* notifications that arrived for certain, and that were read */
     pthread_t service;
 };
 
@@ -81,28 +83,38 @@ static void open_shifting(int number)
     side->epoch++;
     for (uint64_t i = 0; i < SHIFTING; i++)
         side->shifting[i] = pattern(number, side->epoch, i);
-    CHECK(tn_region_open(side->engine, side->shifting, SHIFTING, TN_READ | TN_WRITE, side->segment, &side->regions[2]) ==
-          TN_OK);
+    CHECK(tn_region_open(side->engine, side->shifting, SHIFTING, TN_READ | TN_WRITE, side->segment,
+                         &side->regions[2]) == TN_OK);
     tn_region_describe(side->regions[2], &side->remotes[2]);
 }
 
 static void open_side(int number)
 {
     struct side *side = &sides[number];
-    struct tn_engine_options options = {.incarnation = {(uint8_t)(number + 1)}, .liveness_ns = 10 * SECOND,
-                                        .inline_bytes = 16384, .chunk_bytes = 32768, .notify_depth = 4, .max_regions = 64,
-                                        .stream_window = 8, .order = {TN_PROVIDER_SHM, TN_PROVIDER_TCP}, .providers = 2};
+    struct tn_engine_options options = {.incarnation = {(uint8_t)(number + 1)},
+                                        .liveness_ns = 10 * SECOND,
+                                        .inline_bytes = 16384,
+                                        .chunk_bytes = 32768,
+                                        .notify_depth = 4,
+                                        .max_regions = 64,
+                                        .stream_window = 8,
+                                        .order = {TN_PROVIDER_SHM, TN_PROVIDER_TCP},
+                                        .providers = 2};
     memset(side, 0, sizeof(*side));
     CHECK(tn_engine_open(&options, &side->engine) == TN_OK);
-    CHECK(tn_segment_open(side->engine, ARENA + SHIFTING, TN_READ | TN_WRITE, &side->segment) == TN_OK);
+    CHECK(tn_segment_open(side->engine, ARENA + SHIFTING, TN_READ | TN_WRITE, &side->segment) ==
+          TN_OK);
     side->arena = tn_segment_address(side->segment);
     side->shifting = side->arena + ARENA;
     side->source = malloc(SLOT);
     for (uint64_t i = 0; i < SLOT; i++)
         side->source[i] = pattern(number, 0, i);
-    CHECK(tn_region_open(side->engine, side->source, SLOT, TN_READ, NULL, &side->regions[0]) == TN_OK);
-    CHECK(tn_region_open(side->engine, side->arena, ARENA, TN_READ | TN_WRITE, side->segment, &side->regions[1]) == TN_OK);
-    CHECK(tn_region_open(side->engine, buffers, ARENA, TN_READ | TN_WRITE, NULL, &side->regions[3]) == TN_OK);
+    CHECK(tn_region_open(side->engine, side->source, SLOT, TN_READ, NULL, &side->regions[0]) ==
+          TN_OK);
+    CHECK(tn_region_open(side->engine, side->arena, ARENA, TN_READ | TN_WRITE, side->segment,
+                         &side->regions[1]) == TN_OK);
+    CHECK(tn_region_open(side->engine, buffers, ARENA, TN_READ | TN_WRITE, NULL,
+                         &side->regions[3]) == TN_OK);
     for (int i = 0; i < 2; i++)
         tn_region_describe(side->regions[i], &side->remotes[i]);
     open_shifting(number);
@@ -136,7 +148,8 @@ static void share_memory(struct tn_peer *ends[2], struct side *owners[2])
             fds[i][k] = fcntl(fds[i][k], F_DUPFD_CLOEXEC, 0);
     }
     for (int i = 0; i < 2; i++)
-        CHECK(tn_shm_connection_accept(connections[i], getpid(), &offers[1 - i], fds[1 - i]) == TN_OK);
+        CHECK(tn_shm_connection_accept(connections[i], getpid(), &offers[1 - i], fds[1 - i]) ==
+              TN_OK);
     for (int i = 0; i < 2; i++)
         if (tn_shm_connection_attach(connections[i], ends[i]) != TN_OK)
             tn_shm_connection_close(connections[i]);
@@ -200,7 +213,8 @@ static void plan(struct job *job, uint64_t *random)
     job->notify = pick(random, 3) == 0;
     uint32_t room = job->shifting ? PART : SLOT;
     job->rows = pick(random, 3) ? 1 : 1 + pick(random, 40);
-    job->length = 1 + pick(random, pick(random, 3) ? 4096 / (uint32_t)job->rows : room / (uint32_t)job->rows - 1);
+    job->length = 1 + pick(random, pick(random, 3) ? 4096 / (uint32_t)job->rows
+                                                   : room / (uint32_t)job->rows - 1);
     job->stride = job->length + pick(random, (uint32_t)(room / job->rows - job->length) + 1);
     job->offset = pick(random, (uint32_t)(room - job->stride * (job->rows - 1) - job->length) + 1);
     for (uint64_t i = 0; job->write && i < job->length * job->rows; i++)
@@ -213,12 +227,20 @@ static void submit(struct job *job, uint64_t *random)
     uint64_t number = (uint64_t)(job - jobs);
     uint64_t inside = job->shifting ? number * PART : job->write ? number * SLOT : 0;
     uint64_t delay = delays[pick(random, 6)] * UINT64_C(1000);
-    struct tn_range range = {.length = job->length, .rows = job->rows, .local_stride = (int64_t)job->length,
-                             .remote_stride = (int64_t)job->stride, .remote_offset = job->offset + inside,
+    struct tn_range range = {.length = job->length,
+                             .rows = job->rows,
+                             .local_stride = (int64_t)job->length,
+                             .remote_stride = (int64_t)job->stride,
+                             .remote_offset = job->offset + inside,
                              .local_address = (uintptr_t)job->buffer,
                              .local_region = pick(random, 2) ? sides[job->from].regions[3] : NULL};
-    struct tn_batch batch = {.op = job->write ? TN_OP_WRITE : TN_OP_READ, .providers = UINT32_MAX, .ranges = &range,
-                             .n_remotes = 1, .n_ranges = 1, .notify = job->notify ? "note" : NULL, .notify_length = 4,
+    struct tn_batch batch = {.op = job->write ? TN_OP_WRITE : TN_OP_READ,
+                             .providers = UINT32_MAX,
+                             .ranges = &range,
+                             .n_remotes = 1,
+                             .n_ranges = 1,
+                             .notify = job->notify ? "note" : NULL,
+                             .notify_length = 4,
                              .deadline_ns = delay ? tn_now() + delay : TN_NO_DEADLINE};
     struct tn_transfer *transfer;
     pthread_rwlock_rdlock(&peers_lock);
@@ -259,8 +281,9 @@ static void finish(struct job *job)
     tn_transfer_result(job->transfer, &result);
     int status = result.status;
     bool stale = status == TN_STALE && job->shifting;
-    CHECK_TEXT(stale || status == TN_OK || status == TN_DEADLINE || status == TN_CANCELLED || status == TN_PEER_LOST ||
-                   status == TN_CLOSED, result.text);
+    CHECK_TEXT(stale || status == TN_OK || status == TN_DEADLINE || status == TN_CANCELLED ||
+                   status == TN_PEER_LOST || status == TN_CLOSED,
+               result.text);
     if (status == TN_OK) {
         CHECK(tn_transfer_quiet(job->transfer) == 1);
         if (job->notify)
@@ -311,7 +334,8 @@ static void wait_somehow(struct job *job, struct tn_queue *queues[SIDES], uint64
         wait_by_queue(job, queues[job->from]);
         break;
     case 1:
-        while (tn_transfer_wait(job->transfer, pick(random, 200000)) == TN_PENDING && tn_now() < end)
+        while (tn_transfer_wait(job->transfer, pick(random, 200000)) == TN_PENDING &&
+               tn_now() < end)
             ;
         break;
     default:
@@ -360,7 +384,8 @@ static void *serve(void *argument)
         }
         while (tn_engine_next_event(side->engine, &event, buffer))
             if (event.kind == TN_EVENT_RETIRED)
-                release_abandoned((struct job *)(uintptr_t)event.cookie); // NOLINT: cookies are ours
+                release_abandoned(
+                    (struct job *)(uintptr_t)event.cookie); // NOLINT: cookies are ours
     }
     free(buffer);
     return NULL;
@@ -458,7 +483,8 @@ static void stop_threads(pthread_t threads[WORKERS + 1])
     atomic_store(&stop_services, true);
     for (int i = 0; i < SIDES; i++) {
         pthread_join(sides[i].service, NULL);
-        CHECK_TEXT(sides[i].read >= sides[i].notified, "a notification was acknowledged and never came");
+        CHECK_TEXT(sides[i].read >= sides[i].notified,
+                   "a notification was acknowledged and never came");
     }
 }
 

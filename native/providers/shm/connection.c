@@ -169,8 +169,7 @@ static void peer_died(struct tn_watch *watch, uint32_t events)
 /* The peer may have been given up, and the link closed, since it was attached. */
 static void watch_death(struct tn_shm_connection *connection, struct tn_peer *peer)
 {
-    struct tn_watch death = {
-        .fd = connection->watch->pidfd, .events = EPOLLIN, .ready = peer_died};
+    struct tn_watch death = {.fd = connection->watch->pidfd, .events = EPOLLIN, .ready = peer_died};
     pthread_mutex_lock(&connection->lock);
     if (!atomic_load(&connection->closed) && death.fd >= 0) {
         connection->peer = peer;
