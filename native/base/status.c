@@ -45,26 +45,46 @@ int tn_last_errno(void)
 const char *tn_status_name(int status)
 {
     switch (status) {
-    case TN_PENDING: return "pending";
-    case TN_OK: return "ok";
-    case TN_AGAIN: return "no room now";
-    case TN_INVALID: return "invalid use";
-    case TN_UNAVAILABLE: return "unavailable";
-    case TN_NOMEM: return "out of memory";
-    case TN_SYSTEM: return "system call failed";
-    case TN_PEER_LOST: return "peer lost";
-    case TN_PEER_REFUSED: return "peer refused";
-    case TN_VERSION: return "version mismatch";
-    case TN_REMOTE_ACCESS: return "remote access denied";
-    case TN_STALE: return "stale region";
-    case TN_DEADLINE: return "deadline exceeded";
-    case TN_CANCELLED: return "cancelled";
-    case TN_PROTOCOL: return "protocol violation";
-    case TN_CLOSED: return "closed";
-    case TN_VERBS: return "work completion failed";
-    case TN_NO_PATH: return "no allowed path";
-    case TN_FLUSHED: return "flushed";
-    default: return "unknown status";
+    case TN_PENDING:
+        return "pending";
+    case TN_OK:
+        return "ok";
+    case TN_AGAIN:
+        return "no room now";
+    case TN_INVALID:
+        return "invalid use";
+    case TN_UNAVAILABLE:
+        return "unavailable";
+    case TN_NOMEM:
+        return "out of memory";
+    case TN_SYSTEM:
+        return "system call failed";
+    case TN_PEER_LOST:
+        return "peer lost";
+    case TN_PEER_REFUSED:
+        return "peer refused";
+    case TN_VERSION:
+        return "version mismatch";
+    case TN_REMOTE_ACCESS:
+        return "remote access denied";
+    case TN_STALE:
+        return "stale region";
+    case TN_DEADLINE:
+        return "deadline exceeded";
+    case TN_CANCELLED:
+        return "cancelled";
+    case TN_PROTOCOL:
+        return "protocol violation";
+    case TN_CLOSED:
+        return "closed";
+    case TN_VERBS:
+        return "work completion failed";
+    case TN_NO_PATH:
+        return "no allowed path";
+    case TN_FLUSHED:
+        return "flushed";
+    default:
+        return "unknown status";
     }
 }
 

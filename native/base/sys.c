@@ -36,8 +36,8 @@ int tn_sys_memfd(const char *name)
 ssize_t tn_sys_process_vm(bool write, pid_t pid, const struct iovec *local, unsigned long n_local,
                           const struct iovec *remote, unsigned long n_remote)
 {
-    return syscall(write ? SYS_process_vm_writev : SYS_process_vm_readv, (long)pid, local, n_local, remote, n_remote,
-                   0L);
+    return syscall(write ? SYS_process_vm_writev : SYS_process_vm_readv, (long)pid, local, n_local,
+                   remote, n_remote, 0L);
 }
 
 int tn_sys_random(void *bytes, size_t length)
@@ -65,8 +65,10 @@ int tn_sys_nonblocking(int fd)
 
 bool tn_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns)
 {
-    struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u), .tv_nsec = (long)(timeout_ns % 1000000000u)};
-    return syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, &timeout, NULL, 0) == 0 || errno != EINTR;
+    struct timespec timeout = {.tv_sec = (time_t)(timeout_ns / 1000000000u),
+                               .tv_nsec = (long)(timeout_ns % 1000000000u)};
+    return syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, expected, &timeout, NULL, 0) == 0 ||
+           errno != EINTR;
 }
 
 void tn_futex_wake(_Atomic uint32_t *word, int count)

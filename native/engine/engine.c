@@ -37,9 +37,10 @@ static void init_host(struct tn_engine *engine)
 
 static int check_options(const struct tn_engine_options *options)
 {
-    if (!options->chunk_bytes || !options->liveness_ns || !options->notify_depth || !options->max_regions ||
-        !options->stream_window || options->providers > TN_MAX_PROVIDERS)
-        return tn_fail(TN_INVALID, "every engine option must be positive, and at most %d providers be ordered",
+    if (!options->chunk_bytes || !options->liveness_ns || !options->notify_depth ||
+        !options->max_regions || !options->stream_window || options->providers > TN_MAX_PROVIDERS)
+        return tn_fail(TN_INVALID,
+                       "every engine option must be positive, and at most %d providers be ordered",
                        TN_MAX_PROVIDERS);
     return TN_OK;
 }
@@ -90,13 +91,15 @@ int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **o
     return TN_OK;
 }
 
-int tn_engine_provider(struct tn_engine *engine, uint32_t id, const struct tn_provider_ops *ops, void *self)
+int tn_engine_provider(struct tn_engine *engine, uint32_t id, const struct tn_provider_ops *ops,
+                       void *self)
 {
     if (ops->abi != TN_PROVIDER_ABI)
-        return tn_fail(TN_VERSION, "provider %s was built for ABI %u, this library has %d", ops->name, ops->abi,
-                       TN_PROVIDER_ABI);
+        return tn_fail(TN_VERSION, "provider %s was built for ABI %u, this library has %d",
+                       ops->name, ops->abi, TN_PROVIDER_ABI);
     if (id >= TN_MAX_PROVIDERS || engine->providers[id].ops)
-        return tn_fail(TN_INVALID, "provider id %u is %s", id, id >= TN_MAX_PROVIDERS ? "out of range" : "taken");
+        return tn_fail(TN_INVALID, "provider id %u is %s", id,
+                       id >= TN_MAX_PROVIDERS ? "out of range" : "taken");
     engine->providers[id].self = self;
     atomic_store(&engine->providers[id].ops, ops);
     return TN_OK;

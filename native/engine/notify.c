@@ -36,7 +36,8 @@ void tn_notify_fini(struct tn_engine *engine)
     pthread_mutex_destroy(&engine->notify_lock);
 }
 
-int tn_notify_receive(struct tn_host *host, struct tn_peer *peer, uint64_t region, const void *payload, uint32_t length)
+int tn_notify_receive(struct tn_host *host, struct tn_peer *peer, uint64_t region,
+                      const void *payload, uint32_t length)
 {
     struct tn_engine *engine = (struct tn_engine *)host;
     struct notify_node *notification = malloc(sizeof(*notification) + length);
@@ -53,7 +54,8 @@ int tn_notify_receive(struct tn_host *host, struct tn_peer *peer, uint64_t regio
         tn_peer_reference(peer);
         tn_list_append(&engine->notifications, &notification->node);
         atomic_fetch_add(&engine->notification_count, 1);
-        for (struct tn_list *node = engine->notify_queues.next; node != &engine->notify_queues; node = node->next)
+        for (struct tn_list *node = engine->notify_queues.next; node != &engine->notify_queues;
+             node = node->next)
             tn_queue_put(tn_queue_of_notify_node(node), 0, false);
     }
     pthread_mutex_unlock(&engine->notify_lock);
@@ -126,10 +128,12 @@ int tn_notification_poll(struct tn_engine *engine, struct tn_notification *out)
 
 static bool have_notification(void *argument)
 {
-    return atomic_load_explicit(&((struct tn_engine *)argument)->notification_count, memory_order_acquire) != 0;
+    return atomic_load_explicit(&((struct tn_engine *)argument)->notification_count,
+                                memory_order_acquire) != 0;
 }
 
 int tn_notification_wait(struct tn_engine *engine, uint64_t timeout_ns)
 {
-    return have_notification(engine) || tn_progress_wait(engine, have_notification, engine, timeout_ns);
+    return have_notification(engine) ||
+           tn_progress_wait(engine, have_notification, engine, timeout_ns);
 }

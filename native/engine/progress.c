@@ -165,7 +165,8 @@ static void expire(struct tn_engine *engine, uint64_t now)
 {
     for (;;) {
         pthread_mutex_lock(&engine->active_lock);
-        struct tn_transfer *expired = now >= engine->next_deadline ? find_expired(engine, now) : NULL;
+        struct tn_transfer *expired =
+            now >= engine->next_deadline ? find_expired(engine, now) : NULL;
         pthread_mutex_unlock(&engine->active_lock);
         if (!expired)
             return;
@@ -231,7 +232,8 @@ static uint64_t look_again(struct tn_engine *engine, const struct goal *goal, ui
     return due < until ? due : until;
 }
 
-static int sleep_and_collect(struct tn_engine *engine, struct epoll_event *events, const struct goal *goal, uint64_t until)
+static int sleep_and_collect(struct tn_engine *engine, struct epoll_event *events,
+                             const struct goal *goal, uint64_t until)
 {
     atomic_store(&engine->sleep_until, until);
     atomic_store(&engine->driver_sleeping, 1);
@@ -292,7 +294,8 @@ static bool follow(struct tn_engine *engine, uint32_t turnstile, uint64_t end)
     uint64_t left = end > now ? end - now : 0;
     if (atomic_load(&engine->driving) == TN_BACKGROUND)
         tn_progress_kick(engine); /* it makes room */
-    return tn_futex_wait(&engine->turnstile, turnstile, left < FOLLOWER_SLEEP_NS ? left : FOLLOWER_SLEEP_NS);
+    return tn_futex_wait(&engine->turnstile, turnstile,
+                         left < FOLLOWER_SLEEP_NS ? left : FOLLOWER_SLEEP_NS);
 }
 
 /* One step of a waiting caller; false on a signal. */
@@ -323,7 +326,8 @@ static void leave(struct tn_engine *engine, const struct goal *goal)
         offer_wheel(engine);
 }
 
-int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), void *argument, uint64_t timeout_ns)
+int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), void *argument,
+                     uint64_t timeout_ns)
 {
     uint64_t now = tn_now();
     struct goal goal = {.done = done, .argument = argument};
@@ -382,7 +386,8 @@ int tn_progress_init(struct tn_engine *engine)
     engine->host.rewatch = watch_change;
     engine->host.unwatch = watch_remove;
     engine->host.kick = host_kick;
-    engine->wake_watch = (struct tn_watch){.fd = engine->wake_fd, .events = EPOLLIN, .ready = wake_ready};
+    engine->wake_watch =
+        (struct tn_watch){.fd = engine->wake_fd, .events = EPOLLIN, .ready = wake_ready};
     int status = watch_add(&engine->host, &engine->wake_watch);
     return status == TN_OK ? start_background(engine) : status;
 }

@@ -81,7 +81,8 @@ void tn_queue_put(struct tn_queue *queue, uint64_t cookie, bool reserved)
     pthread_mutex_lock(&queue->lock);
     if (reserved)
         queue->reserved--;
-    bool waiting = !reserved && queue->count && queue->cookies[(queue->first + queue->count - 1) % queue->capacity] == cookie;
+    bool waiting = !reserved && queue->count &&
+                   queue->cookies[(queue->first + queue->count - 1) % queue->capacity] == cookie;
     if (!waiting && (queue->count < queue->capacity || grow(queue) == TN_OK)) {
         queue->cookies[(queue->first + queue->count) % queue->capacity] = cookie;
         queue->count++;

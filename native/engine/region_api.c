@@ -5,7 +5,8 @@
 
 #define STALL_GRACE_NS 1000000000u /* after a peer that holds up a close was put down */
 
-int tn_segment_open(struct tn_engine *engine, uint64_t bytes, uint32_t access, struct tn_segment **out)
+int tn_segment_open(struct tn_engine *engine, uint64_t bytes, uint32_t access,
+                    struct tn_segment **out)
 {
     return tn_segments_add(engine->segments, bytes, access, out);
 }
@@ -64,7 +65,8 @@ static bool links_let_go(struct tn_region *region, bool force)
             if (links[i].ops->revoke)
                 let_go = links[i].ops->revoke(links[i].link, region) && let_go;
         if (!let_go && force)
-            tn_peer_fail(&engine->host, peer, TN_PEER_LOST, "the peer stalled while a region that it uses was closed");
+            tn_peer_fail(&engine->host, peer, TN_PEER_LOST,
+                         "the peer stalled while a region that it uses was closed");
         all = all && let_go;
     }
     pthread_mutex_unlock(&engine->lock);
@@ -95,7 +97,9 @@ int tn_region_close(struct tn_region *region, uint64_t timeout_ns)
     if (!poll_let_go(region, timeout_ns)) {
         let_go(region, true);
         if (!poll_let_go(region, STALL_GRACE_NS))
-            return tn_fail(TN_DEADLINE, "the region is revoked, but its memory is still in use; it must not be reused yet");
+            return tn_fail(
+                TN_DEADLINE,
+                "the region is revoked, but its memory is still in use; it must not be reused yet");
     }
     close_in_providers(region);
     return TN_OK;

@@ -93,7 +93,8 @@ void tn_settle_credited(struct tn_host *host, struct tn_peer *peer, uint32_t cre
     }
     pthread_mutex_unlock(&engine->settle_lock);
     if (!honest)
-        host->peer_down(host, peer, TN_PROTOCOL, "the peer returned more notification credits than were used");
+        host->peer_down(host, peer, TN_PROTOCOL,
+                        "the peer returned more notification credits than were used");
 }
 
 void tn_settle_reconsider(struct tn_transfer *transfer)
@@ -121,7 +122,8 @@ static void send_notification(struct tn_transfer *transfer)
     tn_peer_reference(peer); /* the acknowledgement may come while the link is still on the stack */
     if (peer->is_self) {
         uint64_t region = transfer->remotes[transfer->notify_remote].number;
-        int status = tn_notify_receive(transfer->host, peer, region, transfer->notify, transfer->notify_length);
+        int status = tn_notify_receive(transfer->host, peer, region, transfer->notify,
+                                       transfer->notify_length);
         if (status != TN_OK)
             tn_transfer_fail(transfer, status, 0, 0, "%s", tn_last_error());
         tn_notify_done(transfer);
@@ -166,7 +168,8 @@ void tn_settle_run(struct tn_engine *engine)
         }
         int state = atomic_load(&transfer->peer->state);
         if (state < 0)
-            tn_transfer_fail(transfer, state, 0, 0, "the data arrived, but the peer was lost before its notification: %s",
+            tn_transfer_fail(transfer, state, 0, 0,
+                             "the data arrived, but the peer was lost before its notification: %s",
                              transfer->peer->text);
         tn_notify_done(transfer);
     }

@@ -15,7 +15,8 @@ static int check_extent(const struct tn_range *range, const struct tn_remote *re
     else
         last += travel;
     if (first < 0 || last > remote->length)
-        return tn_fail(TN_REMOTE_ACCESS, "the transfer reaches outside the remote region of %llu bytes",
+        return tn_fail(TN_REMOTE_ACCESS,
+                       "the transfer reaches outside the remote region of %llu bytes",
                        (unsigned long long)remote->length);
     return TN_OK;
 }
@@ -35,7 +36,8 @@ static int check_local(const struct tn_range *range)
         return TN_OK;
     if (atomic_load(&region->revoked))
         return tn_fail(TN_INVALID, "the local region is closed");
-    if (first < region->remote.address || last > (__int128)region->remote.address + region->remote.length)
+    if (first < region->remote.address ||
+        last > (__int128)region->remote.address + region->remote.length)
         return tn_fail(TN_INVALID, "the transfer reaches outside the local region of %llu bytes",
                        (unsigned long long)region->remote.length);
     return TN_OK;
@@ -44,16 +46,19 @@ static int check_local(const struct tn_range *range)
 static int check_range(const struct tn_batch *batch, const struct tn_range *range, uint64_t *total)
 {
     if (range->remote >= batch->n_remotes)
-        return tn_fail(TN_INVALID, "remote index %u of %llu", range->remote, (unsigned long long)batch->n_remotes);
+        return tn_fail(TN_INVALID, "remote index %u of %llu", range->remote,
+                       (unsigned long long)batch->n_remotes);
     uint64_t bytes;
-    if (__builtin_mul_overflow(range->length, range->rows, &bytes) || __builtin_add_overflow(*total, bytes, total))
+    if (__builtin_mul_overflow(range->length, range->rows, &bytes) ||
+        __builtin_add_overflow(*total, bytes, total))
         return tn_fail(TN_INVALID, "the transfer is longer than 2^64 bytes");
     if (!bytes)
         return TN_OK;
     const struct tn_remote *remote = &batch->remotes[range->remote];
     uint32_t needed = batch->op == TN_OP_READ ? TN_READ : TN_WRITE;
     if (!(remote->access & needed))
-        return tn_fail(TN_REMOTE_ACCESS, "the remote region does not allow to %s", needed == TN_READ ? "read" : "write");
+        return tn_fail(TN_REMOTE_ACCESS, "the remote region does not allow to %s",
+                       needed == TN_READ ? "read" : "write");
     int status = check_extent(range, remote);
     return status == TN_OK ? check_local(range) : status;
 }
@@ -62,9 +67,10 @@ static int check_batch(const struct tn_batch *batch, uint64_t *total)
 {
     if (batch->op != TN_OP_READ && batch->op != TN_OP_WRITE)
         return tn_fail(TN_INVALID, "operation %u is neither read nor write", batch->op);
-    if (batch->notify && (batch->notify_length > TN_MAX_NOTIFY || batch->notify_remote >= batch->n_remotes))
-        return tn_fail(TN_INVALID, "a notification of %u bytes for region %u (at most %d bytes)", batch->notify_length,
-                       batch->notify_remote, TN_MAX_NOTIFY);
+    if (batch->notify &&
+        (batch->notify_length > TN_MAX_NOTIFY || batch->notify_remote >= batch->n_remotes))
+        return tn_fail(TN_INVALID, "a notification of %u bytes for region %u (at most %d bytes)",
+                       batch->notify_length, batch->notify_remote, TN_MAX_NOTIFY);
     for (uint64_t i = 0; i < batch->n_ranges; i++) {
         int status = check_range(batch, &batch->ranges[i], total);
         if (status != TN_OK)
@@ -122,7 +128,7 @@ static struct tn_transfer *make(struct tn_peer *peer, const struct tn_batch *bat
     transfer->deadline_ns = batch->deadline_ns;
     transfer->status = TN_PENDING;
     transfer->outstanding = 2; /* until every piece is handed out; until it has been dispatched */
-    transfer->references = 2; /* the caller's, and the engine's until it is quiet */
+    transfer->references = 2;  /* the caller's, and the engine's until it is quiet */
     if (!transfer->remotes || !transfer->ranges || (batch->notify && !transfer->notify)) {
         discard(transfer);
         return NULL;
@@ -211,14 +217,17 @@ static void choose(struct tn_peer *peer, struct tn_transfer *transfer)
     for (uint32_t i = 0; i < peer->n_links; i++) {
         const struct tn_attachment *at = &peer->links[i];
         char why[TN_TEXT_BYTES] = "not among the allowed providers";
-        if ((transfer->allowed >> at->provider & 1) && at->ops->accepts(at->link, transfer, why, sizeof(why)) == TN_OK) {
+        if ((transfer->allowed >> at->provider & 1) &&
+            at->ops->accepts(at->link, transfer, why, sizeof(why)) == TN_OK) {
             start_on(transfer, at);
             return;
         }
-        int printed = snprintf(reasons + used, sizeof(reasons) - used, "%s%s: %s", used ? "; " : "", at->ops->name, why);
+        int printed = snprintf(reasons + used, sizeof(reasons) - used, "%s%s: %s", used ? "; " : "",
+                               at->ops->name, why);
         used += printed > 0 && used + (size_t)printed < sizeof(reasons) ? (size_t)printed : 0;
     }
-    tn_transfer_fail(transfer, TN_NO_PATH, 0, 0, "no allowed path to the peer: %s", used ? reasons : "none is attached");
+    tn_transfer_fail(transfer, TN_NO_PATH, 0, 0, "no allowed path to the peer: %s",
+                     used ? reasons : "none is attached");
 }
 
 void tn_transfer_reject(struct tn_transfer *transfer, int status, const char *text)
@@ -271,7 +280,8 @@ int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tran
         return status;
     struct tn_transfer *transfer = make(peer, batch, bytes);
     if (!transfer)
-        return tn_fail(TN_NOMEM, "no memory for a transfer of %llu ranges", (unsigned long long)batch->n_ranges);
+        return tn_fail(TN_NOMEM, "no memory for a transfer of %llu ranges",
+                       (unsigned long long)batch->n_ranges);
     status = use_regions(transfer);
     if (status != TN_OK) {
         discard(transfer);

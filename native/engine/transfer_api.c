@@ -23,7 +23,8 @@ void tn_transfer_result(struct tn_transfer *transfer, struct tn_result *out)
     out->vendor = transfer->vendor;
     out->provider = transfer->provider;
     out->bytes = transfer->bytes;
-    out->elapsed_ns = (out->status == TN_PENDING ? tn_now() : transfer->ended_ns) - transfer->submitted_ns;
+    out->elapsed_ns =
+        (out->status == TN_PENDING ? tn_now() : transfer->ended_ns) - transfer->submitted_ns;
     snprintf(out->path, sizeof(out->path), "%s", transfer->path);
     snprintf(out->text, sizeof(out->text), "%s", transfer->text);
     pthread_mutex_unlock(&transfer->lock);

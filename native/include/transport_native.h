@@ -23,23 +23,23 @@
 enum tn_status {
     TN_PENDING = 1, /* not an error: the operation is still in flight */
     TN_OK = 0,
-    TN_AGAIN = -1,          /* no room now; try again after progress */
-    TN_INVALID = -2,        /* the caller's mistake */
-    TN_UNAVAILABLE = -3,    /* no library, device or permission */
+    TN_AGAIN = -1,       /* no room now; try again after progress */
+    TN_INVALID = -2,     /* the caller's mistake */
+    TN_UNAVAILABLE = -3, /* no library, device or permission */
     TN_NOMEM = -4,
-    TN_SYSTEM = -5,         /* a system call failed: see tn_last_errno() */
-    TN_PEER_LOST = -6,      /* the peer died, vanished or stopped answering */
+    TN_SYSTEM = -5,    /* a system call failed: see tn_last_errno() */
+    TN_PEER_LOST = -6, /* the peer died, vanished or stopped answering */
     TN_PEER_REFUSED = -7,
     TN_VERSION = -8,
-    TN_REMOTE_ACCESS = -9,  /* outside the remote region, or not allowed by its access mode or key */
-    TN_STALE = -10,         /* the remote region was closed, or its owner restarted */
+    TN_REMOTE_ACCESS = -9, /* outside the remote region, or not allowed by its access mode or key */
+    TN_STALE = -10,        /* the remote region was closed, or its owner restarted */
     TN_DEADLINE = -11,
     TN_CANCELLED = -12,
-    TN_PROTOCOL = -13,      /* the peer sent something that the wire protocol does not allow */
-    TN_CLOSED = -14,        /* the engine or the peer was closed on this side */
-    TN_VERBS = -15,         /* a work completion failed: see tn_result.vendor and .text */
-    TN_NO_PATH = -16,       /* none of the allowed providers can carry this transfer */
-    TN_FLUSHED = -17,       /* ended because another operation failed; never the first error */
+    TN_PROTOCOL = -13, /* the peer sent something that the wire protocol does not allow */
+    TN_CLOSED = -14,   /* the engine or the peer was closed on this side */
+    TN_VERBS = -15,    /* a work completion failed: see tn_result.vendor and .text */
+    TN_NO_PATH = -16,  /* none of the allowed providers can carry this transfer */
+    TN_FLUSHED = -17,  /* ended because another operation failed; never the first error */
 };
 
 enum tn_access { TN_READ = 1, TN_WRITE = 2 };
@@ -69,23 +69,29 @@ const char *tn_status_name(int status);
 uint64_t tn_now(void); /* CLOCK_MONOTONIC, ns */
 
 /* Ways to copy, so that benchmarks measure the very routines that transfers use. */
-enum tn_copy_kind { TN_COPY_AUTO = 0, TN_COPY_MEMCPY = 1, TN_COPY_STREAMING = 2 /* non-temporal stores */ };
+enum tn_copy_kind {
+    TN_COPY_AUTO = 0,
+    TN_COPY_MEMCPY = 1,
+    TN_COPY_STREAMING = 2 /* non-temporal stores */
+};
 void tn_copy(void *to, const void *from, size_t bytes);
-int tn_copy_as(enum tn_copy_kind kind, void *to, const void *from, size_t bytes); /* TN_UNAVAILABLE if not on this CPU */
+int tn_copy_as(enum tn_copy_kind kind, void *to, const void *from,
+               size_t bytes); /* TN_UNAVAILABLE if not on this CPU */
 /* Median-friendly copy loop in C: copies bytes `iterations` times with `threads` threads at once (each its own share of
  * the buffer); writes each iteration's ns to `ns`. */
-int tn_copy_measure(enum tn_copy_kind kind, void *to, const void *from, size_t bytes, uint32_t threads,
-                    uint32_t iterations, uint64_t *ns);
+int tn_copy_measure(enum tn_copy_kind kind, void *to, const void *from, size_t bytes,
+                    uint32_t threads, uint32_t iterations, uint64_t *ns);
 
 /* ---- engine ------------------------------------------------------------------------------------------------------ */
 struct tn_engine_options {
     uint8_t incarnation[TN_INCARNATION_BYTES];
-    uint64_t liveness_ns;       /* a peer silent for this long is lost; heartbeats go out at a quarter of it */
-    uint64_t inline_bytes;      /* CPU copies up to this total run inside tn_submit */
-    uint64_t chunk_bytes;       /* CPU copies and stream frames are cut into pieces of this size */
-    uint32_t notify_depth;      /* notifications that one peer may have unread here */
+    uint64_t
+        liveness_ns; /* a peer silent for this long is lost; heartbeats go out at a quarter of it */
+    uint64_t inline_bytes; /* CPU copies up to this total run inside tn_submit */
+    uint64_t chunk_bytes;  /* CPU copies and stream frames are cut into pieces of this size */
+    uint32_t notify_depth; /* notifications that one peer may have unread here */
     uint32_t max_regions;
-    uint32_t stream_window;     /* requests in flight per stream */
+    uint32_t stream_window;           /* requests in flight per stream */
     uint32_t order[TN_MAX_PROVIDERS]; /* provider ids, most wanted first */
     uint32_t providers;               /* how many of order[] are set */
 };
@@ -100,7 +106,7 @@ enum tn_event_kind {
     TN_EVENT_NONE = 0,
     TN_EVENT_CONTROL = 1,   /* a control message from a peer: bytes in the buffer */
     TN_EVENT_PEER_DOWN = 2, /* status and text say why */
-    TN_EVENT_RETIRED = 3,   /* an abandoned transfer is quiet: its memory may go; cookie says which */
+    TN_EVENT_RETIRED = 3, /* an abandoned transfer is quiet: its memory may go; cookie says which */
 };
 struct tn_event {
     uint32_t kind;
@@ -115,13 +121,17 @@ int tn_engine_next_event(struct tn_engine *engine, struct tn_event *event, void 
 
 /* ---- memory ------------------------------------------------------------------------------------------------------ */
 /* A segment is a sealed memfd mapped here, which peers on this host may map too. */
-int tn_segment_open(struct tn_engine *engine, uint64_t bytes, uint32_t access, struct tn_segment **out);
+int tn_segment_open(struct tn_engine *engine, uint64_t bytes, uint32_t access,
+                    struct tn_segment **out);
 void *tn_segment_address(struct tn_segment *segment);
 uint32_t tn_segment_number(struct tn_segment *segment);
 uint64_t tn_segment_bytes(struct tn_segment *segment);
-int tn_segment_reserve(struct tn_segment *segment, uint64_t offset, uint64_t bytes); /* allocate its pages now */
-int tn_segment_discard(struct tn_segment *segment, uint64_t offset, uint64_t bytes); /* give its pages back */
-void tn_segment_close(struct tn_segment *segment); /* also, and then still needed, after the engine was closed */
+int tn_segment_reserve(struct tn_segment *segment, uint64_t offset,
+                       uint64_t bytes); /* allocate its pages now */
+int tn_segment_discard(struct tn_segment *segment, uint64_t offset,
+                       uint64_t bytes); /* give its pages back */
+void tn_segment_close(
+    struct tn_segment *segment); /* also, and then still needed, after the engine was closed */
 
 /* What a peer needs to use a region: the C half of a remote handle. Plain data. */
 struct tn_remote {
@@ -143,13 +153,13 @@ void tn_region_describe(struct tn_region *region, struct tn_remote *out);
 /* Revokes the region everywhere at once, then waits until no peer can touch the memory any more. TN_DEADLINE: something
  * still may; the memory must not be given back yet (tn_region_quiet tells when it may). Idempotent until release. */
 int tn_region_close(struct tn_region *region, uint64_t timeout_ns);
-int tn_region_quiet(struct tn_region *region); /* 1: closed and nobody can touch its memory */
+int tn_region_quiet(struct tn_region *region);    /* 1: closed and nobody can touch its memory */
 void tn_region_release(struct tn_region *region); /* only after it is quiet */
 
 /* ---- peers ------------------------------------------------------------------------------------------------------- */
 /* A peer begins as "connecting": transfers submitted to it wait (within their deadlines) until tn_peer_up. */
-int tn_peer_open(struct tn_engine *engine, const uint8_t incarnation[TN_INCARNATION_BYTES], uint64_t cookie,
-                 struct tn_peer **out);
+int tn_peer_open(struct tn_engine *engine, const uint8_t incarnation[TN_INCARNATION_BYTES],
+                 uint64_t cookie, struct tn_peer **out);
 /* The engine's own incarnation: transfers between its own regions and local memory. Up at once. */
 int tn_peer_open_self(struct tn_engine *engine, uint64_t cookie, struct tn_peer **out);
 /* Hands over the authenticated, connected stream socket (owned by C from here, also on failure) and lets the waiting
@@ -159,7 +169,8 @@ int tn_peer_open_self(struct tn_engine *engine, uint64_t cookie, struct tn_peer 
 int tn_peer_up(struct tn_peer *peer, int fd, uint32_t as_provider, uint32_t peer_notify_depth);
 /* Ends the connection or the attempt: everything in flight fails with `status` (TN_PEER_LOST, TN_PEER_REFUSED, ...). */
 void tn_peer_down(struct tn_peer *peer, int status, const char *text);
-int tn_peer_state(struct tn_peer *peer); /* TN_PENDING connecting, TN_OK up, negative: why it is down */
+int tn_peer_state(
+    struct tn_peer *peer); /* TN_PENDING connecting, TN_OK up, negative: why it is down */
 int tn_peer_send(struct tn_peer *peer, const void *bytes, size_t length); /* a control message */
 void tn_peer_release(struct tn_peer *peer);
 
@@ -168,14 +179,16 @@ struct tn_counters {
 };
 struct tn_peer_stats {
     struct tn_counters provider[TN_MAX_PROVIDERS]; /* transfers this side started */
-    uint64_t served_operations, served_bytes;      /* stream requests of the peer that this side served */
+    uint64_t served_operations,
+        served_bytes; /* stream requests of the peer that this side served */
     uint64_t notifications_sent, notifications_received;
     uint64_t heartbeats_sent;
     uint64_t last_heard_ns;
 };
 void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out);
 /* What this peer could use, and why not: one line per attached provider, for reports. */
-int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text, size_t capacity);
+int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text,
+                    size_t capacity);
 
 /* ---- transfers --------------------------------------------------------------------------------------------------- */
 /* `rows` rows of `length` bytes; row r begins at local_address + r * local_stride and remote_offset + r * remote_stride. */
@@ -214,12 +227,13 @@ struct tn_result {
     uint32_t provider;
     uint64_t bytes;      /* of the whole transfer */
     uint64_t elapsed_ns; /* submit to completion */
-    char path[32];       /* how the provider carried it: "mapped", "process_vm", "stream", "rc", ... */
+    char path[32]; /* how the provider carried it: "mapped", "process_vm", "stream", "rc", ... */
     char text[TN_TEXT_BYTES];
 };
 
 int tn_transfer_status(struct tn_transfer *transfer); /* TN_PENDING, TN_OK or negative */
-int tn_transfer_quiet(struct tn_transfer *transfer);  /* 1: no byte of it can move any more, here or there */
+int tn_transfer_quiet(
+    struct tn_transfer *transfer); /* 1: no byte of it can move any more, here or there */
 void tn_transfer_result(struct tn_transfer *transfer, struct tn_result *out);
 /* Makes progress until the transfer ends or the time is over: the status, or TN_PENDING. Also returns (TN_PENDING) on
  * a signal. */
@@ -257,20 +271,24 @@ int tn_notification_wait(struct tn_engine *engine, uint64_t timeout_ns);
 /* ---- shm: what two engines on one host exchange over a unix socket before they can share memory ------------------ */
 struct tn_shm_connection;
 struct tn_shm_offer {
-    uint64_t token_address; /* the peer proves that process_vm reaches this engine by reading the token there */
+    uint64_t
+        token_address; /* the peer proves that process_vm reaches this engine by reading the token there */
     uint8_t token[TN_KEY_BYTES];
     uint64_t directory_bytes;
 };
 int tn_shm_connection_open(struct tn_engine *engine, struct tn_shm_connection **out);
 /* fds: [0] the region directory (read-only), [1] the hazard page; borrowed, valid while the connection is. */
-int tn_shm_connection_offer(struct tn_shm_connection *connection, struct tn_shm_offer *offer, int fds[2]);
+int tn_shm_connection_offer(struct tn_shm_connection *connection, struct tn_shm_offer *offer,
+                            int fds[2]);
 /* `pid` as the kernel tells (SO_PEERCRED). Takes the descriptors, also on failure. */
-int tn_shm_connection_accept(struct tn_shm_connection *connection, int pid, const struct tn_shm_offer *offer,
-                             const int fds[2]);
+int tn_shm_connection_accept(struct tn_shm_connection *connection, int pid,
+                             const struct tn_shm_offer *offer, const int fds[2]);
 /* 1: process_vm works; 0: it does not and `text` says why. */
 int tn_shm_connection_process_vm(struct tn_shm_connection *connection, char *text, size_t capacity);
-int tn_shm_connection_attach(struct tn_shm_connection *connection, struct tn_peer *peer); /* the peer owns it then */
-void tn_shm_connection_close(struct tn_shm_connection *connection); /* only if it was not attached */
+int tn_shm_connection_attach(struct tn_shm_connection *connection,
+                             struct tn_peer *peer); /* the peer owns it then */
+void tn_shm_connection_close(
+    struct tn_shm_connection *connection); /* only if it was not attached */
 
 /* ---- verbs: RDMA through libibverbs, which is opened when first asked for ----------------------------------------- */
 /* `library`: path to load instead of libibverbs.so.1, or NULL. */

@@ -41,8 +41,8 @@ void tn_regions_revoke(struct tn_region *region);
 void tn_regions_remove(struct tn_region *region);
 /* Checks number, generation, key, range and access, and counts itself as a user: TN_OK, TN_STALE or TN_REMOTE_ACCESS. */
 int tn_regions_acquire(struct tn_regions *regions, uint64_t number, uint64_t generation,
-                       const uint8_t key[TN_KEY_BYTES], uint64_t offset, uint64_t length, uint32_t access,
-                       struct tn_region **out);
+                       const uint8_t key[TN_KEY_BYTES], uint64_t offset, uint64_t length,
+                       uint32_t access, struct tn_region **out);
 void tn_region_use(struct tn_region *region);
 void tn_region_unuse(struct tn_region *region);
 
@@ -51,8 +51,9 @@ void tn_region_unuse(struct tn_region *region);
 struct tn_guard {
     struct tn_list node;
     bool abandoned;
-    bool (*quiet)(struct tn_guard *guard, uint64_t number); /* no write to region `number` is under way */
-    bool (*gone)(struct tn_guard *guard);                   /* he can never write again */
+    bool (*quiet)(struct tn_guard *guard,
+                  uint64_t number);       /* no write to region `number` is under way */
+    bool (*gone)(struct tn_guard *guard); /* he can never write again */
     void (*free)(struct tn_guard *guard);
 };
 void tn_regions_guard_add(struct tn_regions *regions, struct tn_guard *guard);
@@ -65,7 +66,8 @@ bool tn_regions_unguarded(struct tn_region *region);
 struct tn_segments;
 int tn_segments_open(struct tn_segments **out);
 void tn_segments_close(struct tn_segments *segments);
-int tn_segments_add(struct tn_segments *segments, uint64_t bytes, uint32_t access, struct tn_segment **out);
+int tn_segments_add(struct tn_segments *segments, uint64_t bytes, uint32_t access,
+                    struct tn_segment **out);
 /* A new descriptor of the segment for a peer (read-only where the segment is), or negative. */
 int tn_segments_export(struct tn_segments *segments, uint32_t number);
 uint32_t tn_segment_access(struct tn_segment *segment);

@@ -52,14 +52,18 @@ struct tn_host {
     /* The connection broke. The engine closes all of the peer's links soon, from the driving thread. Only the first call
      * counts. `text` is copied. */
     void (*peer_down)(struct tn_host *host, struct tn_peer *peer, int status, const char *text);
-    void (*control)(struct tn_host *host, struct tn_peer *peer, const void *bytes, size_t length); /* copied */
+    void (*control)(struct tn_host *host, struct tn_peer *peer, const void *bytes,
+                    size_t length); /* copied */
     /* A notification arrived, after its data: copied into the bounded queue. TN_PROTOCOL if the peer has used more credits
      * than it was given (the link then reports peer_down). */
-    int (*notified)(struct tn_host *host, struct tn_peer *peer, uint64_t region, const void *payload, uint32_t length);
-    void (*credited)(struct tn_host *host, struct tn_peer *peer, uint32_t credits); /* the peer has read some of ours */
+    int (*notified)(struct tn_host *host, struct tn_peer *peer, uint64_t region,
+                    const void *payload, uint32_t length);
+    void (*credited)(struct tn_host *host, struct tn_peer *peer,
+                     uint32_t credits); /* the peer has read some of ours */
     /* A segment descriptor that was asked for with want_segment arrived (owned by the callee), or fd -1: refused. */
     void (*segment)(struct tn_host *host, struct tn_peer *peer, uint32_t number, int fd);
-    void (*want_segment)(struct tn_host *host, struct tn_peer *peer, uint32_t number); /* ask the peer over its stream */
+    void (*want_segment)(struct tn_host *host, struct tn_peer *peer,
+                         uint32_t number); /* ask the peer over its stream */
 };
 
 /* One peer reached one way. All functions but `accepts` and `notify` may be called while transfers fly. */
@@ -91,16 +95,21 @@ struct tn_link_ops {
 struct tn_provider_ops {
     uint32_t abi;
     const char *name;
-    int (*region_open)(void *self, struct tn_region *region);   /* e.g. memory registration; fills region->remote.rkeys */
+    int (*region_open)(
+        void *self,
+        struct tn_region *region); /* e.g. memory registration; fills region->remote.rkeys */
     void (*region_close)(void *self, struct tn_region *region); /* the region is quiet */
-    int (*poll)(void *self);                                    /* reap now; number of completions. Optional. */
-    int (*arm)(void *self); /* before sleeping on its watch: 1 if something is there already. Optional. */
+    int (*poll)(void *self); /* reap now; number of completions. Optional. */
+    int (*arm)(
+        void *self); /* before sleeping on its watch: 1 if something is there already. Optional. */
     void (*close)(void *self);
 };
 
 /* In the engine (engine.c, peer.c); declared here because providers in other rooms and libraries call them. */
-int tn_engine_provider(struct tn_engine *engine, uint32_t id, const struct tn_provider_ops *ops, void *self);
+int tn_engine_provider(struct tn_engine *engine, uint32_t id, const struct tn_provider_ops *ops,
+                       void *self);
 struct tn_host *tn_engine_host(struct tn_engine *engine);
-int tn_peer_attach(struct tn_peer *peer, uint32_t provider, const struct tn_link_ops *ops, void *link);
+int tn_peer_attach(struct tn_peer *peer, uint32_t provider, const struct tn_link_ops *ops,
+                   void *link);
 
 #endif

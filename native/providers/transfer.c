@@ -15,7 +15,8 @@ static bool mark_issued_all(struct tn_transfer *transfer)
 
 static void drop_outstanding(struct tn_transfer *transfer, uint64_t count)
 {
-    if (count && atomic_fetch_sub_explicit(&transfer->outstanding, count, memory_order_acq_rel) == count)
+    if (count &&
+        atomic_fetch_sub_explicit(&transfer->outstanding, count, memory_order_acq_rel) == count)
         transfer->host->quiet(transfer->host, transfer);
 }
 
@@ -64,7 +65,8 @@ static void cursor_take(struct tn_transfer *transfer, uint64_t limit, struct tn_
 static bool touches(const struct tn_piece *piece, const struct tn_piece *next)
 {
     return piece->remote == next->remote && piece->local_region == next->local_region &&
-           piece->local + piece->length == next->local && piece->remote_offset + piece->length == next->remote_offset;
+           piece->local + piece->length == next->local &&
+           piece->remote_offset + piece->length == next->remote_offset;
 }
 
 /* Grows the piece by neighbours that continue it on both sides. */
@@ -82,7 +84,8 @@ static void coalesce(struct tn_transfer *transfer, struct tn_piece *piece, uint6
     }
 }
 
-static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity, uint64_t each, uint64_t total)
+static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
+                       uint64_t each, uint64_t total)
 {
     int count = 0;
     while (count < capacity && (total || !count) && cursor_settle(transfer)) {
@@ -100,7 +103,8 @@ static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, in
     return count;
 }
 
-int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity, uint64_t each, uint64_t total)
+int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
+                     uint64_t each, uint64_t total)
 {
     int count = 0;
     bool drop = false;
@@ -126,7 +130,8 @@ void tn_notify_done(struct tn_transfer *transfer)
     drop_outstanding(transfer, 1);
 }
 
-void tn_transfer_fail(struct tn_transfer *transfer, int status, int error, uint32_t vendor, const char *format, ...)
+void tn_transfer_fail(struct tn_transfer *transfer, int status, int error, uint32_t vendor,
+                      const char *format, ...)
 {
     pthread_mutex_lock(&transfer->lock);
     int before = atomic_load_explicit(&transfer->status, memory_order_relaxed);

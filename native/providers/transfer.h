@@ -32,8 +32,9 @@ struct tn_transfer {
     const struct tn_link_ops *link_ops;
 
     /* For the link that carries it. */
-    struct tn_list node;                        /* in the link's own queue; the link holds a reference while it is there */
-    int (*run)(struct tn_transfer *transfer);   /* see tn_host.work: 1 did something, 0 nothing left to take */
+    struct tn_list node; /* in the link's own queue; the link holds a reference while it is there */
+    int (*run)(struct tn_transfer
+                   *transfer); /* see tn_host.work: 1 did something, 0 nothing left to take */
     void *scratch;
 
     struct tn_remote *remotes;
@@ -53,7 +54,7 @@ struct tn_transfer {
     uint32_t vendor;
     char text[TN_TEXT_BYTES];
 
-    _Atomic int32_t status;       /* TN_PENDING until it ends */
+    _Atomic int32_t status; /* TN_PENDING until it ends */
     /* Pieces handed out and not done, + 1 until issued_all, + 1 until start has returned, + 1 for a notification. */
     _Atomic uint64_t outstanding;
     _Atomic uint32_t references;
@@ -61,7 +62,8 @@ struct tn_transfer {
     /* The engine's own. */
     struct tn_list active, working, settling;
     bool waiting; /* `node` is in its peer's list; under the peer's lock */
-    bool started; /* the link's start has returned: from now on it may be told to cancel; under lock */
+    bool
+        started; /* the link's start has returned: from now on it may be told to cancel; under lock */
     bool notify_sent;
     _Atomic uint32_t is_quiet;
     bool abandoned;
@@ -73,13 +75,14 @@ struct tn_transfer {
 /* Hands out up to `capacity` pieces, all of one remote region, each at most `each` and together at most `total` bytes
  * (at least one piece is handed out if any is left). Neighbours that touch on both sides are one piece. 0: nothing is left,
  * or the transfer has failed. */
-int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity, uint64_t each, uint64_t total);
+int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
+                     uint64_t each, uint64_t total);
 /* `count` pieces need nothing more, whether they worked or not. The transfer may be freed within, unless a reference is held. */
 void tn_piece_done(struct tn_transfer *transfer, uint64_t count);
 /* Ends the transfer with its first real error (TN_FLUSHED yields to any other that comes before it is quiet) and hands out
  * nothing more. Pieces in flight are still reported with tn_piece_done. */
-void tn_transfer_fail(struct tn_transfer *transfer, int status, int error, uint32_t vendor, const char *format, ...)
-    __attribute__((format(printf, 5, 6)));
+void tn_transfer_fail(struct tn_transfer *transfer, int status, int error, uint32_t vendor,
+                      const char *format, ...) __attribute__((format(printf, 5, 6)));
 /* How it is carried, for its owner, who may ask at any time. Called by start. */
 void tn_transfer_set_path(struct tn_transfer *transfer, const char *path);
 /* The notification was delivered into the peer's queue (or failed: call tn_transfer_fail before). */

@@ -7,12 +7,13 @@
 
 #include "transport_native.h"
 
-#define CHECK_TEXT(condition, text)                                                                          \
-    do {                                                                                                     \
-        if (!(condition)) {                                                                                  \
-            fprintf(stderr, "%s:%d: %s: failed: %s (%s)\n", __FILE__, __LINE__, __func__, #condition, text); \
-            exit(1);                                                                                         \
-        }                                                                                                    \
+#define CHECK_TEXT(condition, text)                                                       \
+    do {                                                                                  \
+        if (!(condition)) {                                                               \
+            fprintf(stderr, "%s:%d: %s: failed: %s (%s)\n", __FILE__, __LINE__, __func__, \
+                    #condition, text);                                                    \
+            exit(1);                                                                      \
+        }                                                                                 \
     } while (0)
 
 #define CHECK(condition) CHECK_TEXT(condition, tn_last_error())
