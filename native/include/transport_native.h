@@ -164,8 +164,8 @@ int tn_peer_open(struct tn_engine *engine, const uint8_t incarnation[TN_INCARNAT
 int tn_peer_open_self(struct tn_engine *engine, uint64_t cookie, struct tn_peer **out);
 /* Hands over the authenticated, connected stream socket (owned by C from here, also on failure) and lets the waiting
  * transfers go. Providers must have been attached before. `as_provider`: TN_PROVIDER_TCP for an inet socket,
- * TN_PROVIDER_SHM for a unix socket (its stream is then shm's last resort); `peer_notify_depth` is what the peer's
- * engine was opened with. */
+ * TN_PROVIDER_SHM for a unix socket (its stream is then shm's last resort), or TN_PROVIDER_TCP where this engine has no
+ * shm; `peer_notify_depth` is what the peer's engine was opened with. */
 int tn_peer_up(struct tn_peer *peer, int fd, uint32_t as_provider, uint32_t peer_notify_depth);
 /* Ends the connection or the attempt: everything in flight fails with `status` (TN_PEER_LOST, TN_PEER_REFUSED, ...). */
 void tn_peer_down(struct tn_peer *peer, int status, const char *text);

@@ -177,9 +177,9 @@ void fake_host_open(struct fake_host *fake, const struct fake_options *options)
     tn_list_init(&fake->settling);
 }
 
-void fake_host_link(struct fake_host *fake, int fd, bool is_unix)
+void fake_host_link(struct fake_host *fake, int fd)
 {
-    struct tn_link_options options = {.is_unix = is_unix, .segments = fake->segments};
+    struct tn_link_options options = {.segments = fake->segments};
     CHECK(tn_link_open(&fake->host, (struct tn_peer *)fake, fd, &options, &fake->link) == TN_OK);
     CHECK(tn_link_begin(fake->link) == TN_OK);
 }
@@ -278,8 +278,8 @@ void fake_pair(struct fake_host *a, struct fake_host *b, bool is_unix,
     fake_sockets(is_unix, fds);
     fake_host_open(a, options);
     fake_host_open(b, options);
-    fake_host_link(a, fds[0], is_unix);
-    fake_host_link(b, fds[1], is_unix);
+    fake_host_link(a, fds[0]);
+    fake_host_link(b, fds[1]);
 }
 
 void fake_pair_close(struct fake_host *a, struct fake_host *b)

@@ -48,7 +48,7 @@ struct fake_options {
 };
 
 void fake_host_open(struct fake_host *fake, const struct fake_options *options);
-void fake_host_link(struct fake_host *fake, int fd, bool is_unix);
+void fake_host_link(struct fake_host *fake, int fd);
 void fake_host_turn(struct fake_host *fake, int timeout_ms); /* one epoll_wait and what follows */
 void fake_host_start(
     struct fake_host *fake); /* turns in a thread of its own until fake_host_stop */

@@ -28,7 +28,7 @@ static void rig_open(struct rig *rig, bool is_unix)
     int fds[2];
     fake_sockets(is_unix, fds);
     fake_host_open(&rig->fake, &(struct fake_options){.window = 4, .chunk_bytes = 16 << 20});
-    fake_host_link(&rig->fake, fds[0], is_unix);
+    fake_host_link(&rig->fake, fds[0]);
     rig->fd = fds[1];
     CHECK(tn_regions_add(rig->fake.host.regions, theirs, BYTES, TN_READ | TN_WRITE, NULL,
                          &rig->region) == TN_OK);

@@ -406,7 +406,7 @@ static void test_takes_nothing(void)
     struct fake_host a;
     fake_sockets(true, fds);
     fake_host_open(&a, &(struct fake_options){.liveness_ns = 200 * MS});
-    fake_host_link(&a, fds[0], true);
+    fake_host_link(&a, fds[0]);
     struct tn_header pong = {.magic = TN_FRAME_MAGIC, .type = TN_FRAME_PONG};
     static uint8_t bytes[TN_MAX_CONTROL];
     while (tn_link_send_control(a.link, bytes, sizeof(bytes)) == TN_OK)
@@ -435,7 +435,7 @@ static void test_flood(bool is_unix, uint32_t window_a, uint32_t window_b, uint6
     for (int i = 0; i < 2; i++) {
         fake_host_open(&hosts[i], &(struct fake_options){.window = i ? window_b : window_a,
                                                          .chunk_bytes = block});
-        fake_host_link(&hosts[i], fds[i], is_unix);
+        fake_host_link(&hosts[i], fds[i]);
     }
     struct tn_region *regions[2] = {own(&hosts[0], TN_READ | TN_WRITE),
                                     own(&hosts[1], TN_READ | TN_WRITE)};

@@ -148,12 +148,21 @@ static void init_lists(struct tn_link *link)
     signal_init(&link->bye, TN_FRAME_BYE, false);
 }
 
+/* The socket tells, not the provider it carries: an engine without shm may be reached by a unix
+ * socket. */
+static bool is_unix(int fd)
+{
+    int domain = AF_UNSPEC;
+    socklen_t length = sizeof(domain);
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX;
+}
+
 static void init(struct tn_link *link, struct tn_host *host, struct tn_peer *peer, int fd,
                  const struct tn_link_options *options)
 {
     link->host = host;
     link->peer = peer;
-    link->is_unix = options->is_unix;
+    link->is_unix = is_unix(fd);
     link->segments = options->segments;
     link->each = host->chunk_bytes < TN_FRAME_MAX_BYTES ? host->chunk_bytes : TN_FRAME_MAX_BYTES;
     link->each = link->each ? link->each : TN_LINK_COPY;
@@ -173,16 +182,16 @@ static void init(struct tn_link *link, struct tn_host *host, struct tn_peer *pee
  * sizes its buffers better than we could. */
 #define UNIX_BUFFER (1 << 20)
 
-static int prepare_socket(int fd, bool is_unix)
+static int prepare_socket(int fd, bool unix_socket)
 {
     int one = 1, bytes = UNIX_BUFFER;
     if (tn_sys_nonblocking(fd) != TN_OK)
         return TN_SYSTEM;
-    if (is_unix && setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes)))
+    if (unix_socket && setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes)))
         return tn_fail_errno("setting SO_SNDBUF");
-    if (!is_unix && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
+    if (!unix_socket && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
         return tn_fail_errno("setting TCP_NODELAY");
-    if (!is_unix && setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)))
+    if (!unix_socket && setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)))
         return tn_fail_errno("setting SO_KEEPALIVE");
     return TN_OK;
 }
@@ -211,7 +220,7 @@ int tn_link_open(struct tn_host *host, struct tn_peer *peer, int fd,
     init(link, host, peer, fd, options);
     link->staging = link->small = staging;
     link->room = TN_LINK_STAGING_IDLE;
-    int status = prepare_socket(fd, options->is_unix);
+    int status = prepare_socket(fd, link->is_unix);
     if (status >= 0)
         status = tn_fork_guard(fd);
     if (status < 0) {

@@ -11,8 +11,7 @@
 struct tn_link;
 
 struct tn_link_options {
-    bool is_unix;                 /* descriptors may be passed */
-    struct tn_segments *segments; /* to serve SEGMENT requests; NULL: refuse */
+    struct tn_segments *segments; /* to serve SEGMENT requests on a unix socket; NULL: refuse */
 };
 
 extern const struct tn_link_ops tn_stream_link_ops; /* accepts every transfer */

@@ -159,3 +159,18 @@ def test_threads_and_descriptors_do_not_pile_up():
     gc.collect()
     assert threading.active_count() == before[0]
     assert count_descriptors() <= before[1] + 2
+
+
+# --------------------------------------------------------------------------- engines that differ
+@pytest.mark.parametrize("listen", [None, "127.0.0.1:0"])
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(None, ["tcp"]), (["tcp"], None), (["tcp"], ["tcp"]), (["shm"], ["tcp"])]
+)
+def test_engines_of_one_host_with_different_providers(ours, theirs, listen):
+    """Whichever socket they meet on, its stream is enough."""
+    with Engine(providers=ours) as near, Engine(providers=theirs, listen=listen) as far:
+        tensor, into = torch.arange(1000), torch.zeros(1000, dtype=torch.int64)
+        with far.register(tensor) as region:
+            transfer = near.read(region.remote(), into).wait(WAIT)
+            assert transfer.path in ("stream", "tcp")
+            assert torch.equal(into, tensor)
