@@ -104,7 +104,7 @@ struct tn_peer {
 
     _Atomic uint64_t operations[TN_MAX_PROVIDERS], bytes[TN_MAX_PROVIDERS], errors[TN_MAX_PROVIDERS];
     _Atomic uint64_t notifications_sent, notifications_received;
-    _Atomic uint64_t unread_control; /* bytes of control messages that the control plane has not taken */
+    _Atomic uint64_t unread_control; /* memory of control messages that the control plane has not taken */
 };
 
 /* progress.c */

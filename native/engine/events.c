@@ -7,7 +7,7 @@
 
 #include "engine/engine.h"
 
-/* What one peer may have unread here; an honest one sends a few small messages. */
+/* What one peer may have unread here, in bytes of memory (empty messages take some, too); an honest one sends a few small messages. */
 #define MAX_UNREAD_CONTROL (16ull << 20)
 
 struct event_node {
@@ -60,7 +60,7 @@ void tn_events_control(struct tn_host *host, struct tn_peer *peer, const void *b
         host->peer_down(host, peer, TN_NOMEM, "no memory for a control message");
         return;
     }
-    if (atomic_fetch_add(&peer->unread_control, length) > MAX_UNREAD_CONTROL)
+    if (atomic_fetch_add(&peer->unread_control, sizeof(*event) + length) > MAX_UNREAD_CONTROL)
         host->peer_down(host, peer, TN_PROTOCOL, "the peer floods the control plane: too many unread messages");
     event->peer = peer;
     tn_peer_reference(peer);
@@ -122,7 +122,7 @@ int tn_engine_next_event(struct tn_engine *engine, struct tn_event *event, void 
     *event = taken->event;
     memcpy(buffer, taken->bytes, taken->event.length);
     if (taken->peer)
-        atomic_fetch_sub(&taken->peer->unread_control, taken->event.length);
+        atomic_fetch_sub(&taken->peer->unread_control, sizeof(*taken) + taken->event.length);
     event_free(taken);
     return 1;
 }
