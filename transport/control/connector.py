@@ -155,6 +155,10 @@ class Connector:
         negotiation = Negotiation(self._s.endpoints)
 
         def challenged(peer: messages.Identity, facts: LinkFacts) -> None:
+            # Where the peer is quick all of this runs in one step of the loop, and a cancellation
+            # by an inbound connection that was accepted before it has not come through yet.
+            if contact.inbound is not None or record.state is not State.CONNECTING:
+                raise Refused(messages.DUPLICATE, "the peer's own connection is coming up")
             contact.challenged = True
 
         channel = await dial(address)

@@ -184,8 +184,8 @@ class Table:
         self.hide(record)
         if record.state is State.LOST:
             return False
+        self._border.down(record.native, status, text)  # first: who is told of it finds it so
         record.lose(status, text)
-        self._border.down(record.native, status, text)
         return True
 
     def _forget(self, cookie: int) -> None:
