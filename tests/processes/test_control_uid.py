@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from control_native import native_plane
+from control_planes import open_plane
 
 from transport.errors import PeerRefused
 
@@ -57,7 +57,7 @@ def as_nobody(program, name):
 
 @pytest.mark.parametrize("secret", ["a secret of this job", None])
 def test_a_caller_of_another_user_is_told_nothing(secret, caplog):
-    with native_plane(secret=secret) as one:
+    with open_plane(secret=secret) as one:
         name = one.plane.addresses[0].removeprefix("unix:@")
         with as_nobody(CALLER, name) as caller:
             said, _ = caller.communicate(timeout=20)
@@ -66,7 +66,7 @@ def test_a_caller_of_another_user_is_told_nothing(secret, caplog):
 
 
 def test_a_listener_of_another_user_is_told_nothing():
-    with native_plane() as one, as_nobody(LISTENER, "tensor-transport/impostor") as impostor:
+    with open_plane() as one, as_nobody(LISTENER, "tensor-transport/impostor") as impostor:
         assert impostor.stdout.readline() == "ready\n"
         with pytest.raises(PeerRefused, match=f"another user .{NOBODY}."):
             one.plane.connect("unix:@tensor-transport/impostor")

@@ -1,18 +1,19 @@
-"""The few native calls of the control plane, typed, so that the rest of it needs no C to be tested.
+"""The few native calls of the control plane, typed. May import ffi, messages and errors.
 
-May import ffi, errors and types; calls nothing else of C than what is here.
+The rest of the control plane calls nothing of C but through here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from transport.control.messages import MAX_CONTROL
 from transport.errors import Status
+from transport.ffi import NativePeer, check, ffi, lib, text
 
 if TYPE_CHECKING:
-    from transport.ffi import NativeEngine, NativePeer
+    from transport.ffi import NativeEngine
 
 CONTROL, PEER_DOWN, RETIRED = 1, 2, 3  # enum tn_event_kind
 
@@ -28,77 +29,53 @@ class Event:
     data: bytes = b""
 
 
-class Border(Protocol):
-    """What the control plane asks of the native engine. All may be called from any thread."""
-
-    @property
-    def event_fd(self) -> int: ...
-    def next_event(self) -> Event | None: ...
-    def open_peer(self, incarnation: bytes, cookie: int) -> NativePeer: ...
-    def open_self(self, cookie: int) -> NativePeer: ...
-    def up(self, peer: NativePeer, fd: int, provider: int, notify_depth: int) -> None:
-        """Takes the descriptor, also on failure."""
-
-    def down(self, peer: NativePeer, status: int, text: str) -> None: ...
-    def send(self, peer: NativePeer, data: bytes) -> bool:
-        """False: no room now."""
-        ...
-
-    def release(self, peer: NativePeer) -> None: ...
-
-
-class NativeBorder:
-    """The real one."""
+class Border:
+    """One engine's peers and events. Any thread may call, but events are for one thread to take."""
 
     def __init__(self, engine: NativeEngine) -> None:
-        from transport import ffi
-
-        self._door = ffi
         self._engine = engine
-        self._event = ffi.ffi.new("struct tn_event *")
-        self._buffer = ffi.ffi.new("uint8_t[]", MAX_CONTROL)
+        self._event = ffi.new("struct tn_event *")
+        self._buffer = ffi.new("uint8_t[]", MAX_CONTROL)
 
     @property
     def event_fd(self) -> int:
-        return self._door.check(self._door.lib.tn_engine_event_fd(self._engine.pointer))
+        return check(lib.tn_engine_event_fd(self._engine.pointer))
 
     def next_event(self) -> Event | None:
-        event, door = self._event, self._door
-        got = door.lib.tn_engine_next_event(self._engine.pointer, event, self._buffer)
-        if door.check(got) == 0:
+        event = self._event
+        got = lib.tn_engine_next_event(self._engine.pointer, event, self._buffer)
+        if check(got) == 0:
             return None
         data = b""
         if event.kind == CONTROL:
-            data = bytes(door.ffi.buffer(self._buffer, event.length))
-        return Event(event.kind, event.cookie, event.status, door.text(event.text), data)
+            data = bytes(ffi.buffer(self._buffer, event.length))
+        return Event(event.kind, event.cookie, event.status, text(event.text), data)
 
     def open_peer(self, incarnation: bytes, cookie: int) -> NativePeer:
-        lib = self._door.lib
         return self._opened(
             lambda out: lib.tn_peer_open(self._engine.pointer, incarnation, cookie, out)
         )
 
     def open_self(self, cookie: int) -> NativePeer:
-        lib = self._door.lib
         return self._opened(lambda out: lib.tn_peer_open_self(self._engine.pointer, cookie, out))
 
     def _opened(self, call: Any) -> NativePeer:
-        out = self._door.ffi.new("struct tn_peer **")
-        self._door.check(call(out))
-        return self._door.NativePeer(out[0])
+        out = ffi.new("struct tn_peer **")
+        check(call(out))
+        return NativePeer(out[0])
 
     def up(self, peer: NativePeer, fd: int, provider: int, notify_depth: int) -> None:
-        self._door.check(self._door.lib.tn_peer_up(peer.pointer, fd, provider, notify_depth))
+        check(lib.tn_peer_up(peer.pointer, fd, provider, notify_depth))
 
     def down(self, peer: NativePeer, status: int, text: str) -> None:
-        self._door.lib.tn_peer_down(peer.pointer, status, text.encode("utf-8", "replace"))
+        lib.tn_peer_down(peer.pointer, status, text.encode("utf-8", "replace"))
 
     def send(self, peer: NativePeer, data: bytes) -> bool:
-        status = self._door.lib.tn_peer_send(peer.pointer, data, len(data))
+        status = lib.tn_peer_send(peer.pointer, data, len(data))
         if status == Status.AGAIN:
             return False
-        self._door.check(status)
+        check(status)
         return True
 
     def release(self, peer: NativePeer) -> None:
-        self._door.lib.tn_peer_release(peer.pointer)
+        lib.tn_peer_release(peer.pointer)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from transport.control import border as border_events
 from transport.control.address import is_unix, parse, parse_all
+from transport.control.border import Border
 from transport.control.calls import Calls
 from transport.control.connector import Connector, Surroundings, readable
 from transport.control.doors import open_doors
@@ -40,10 +41,11 @@ if TYPE_CHECKING:
 
     from transport.config import Settings
     from transport.control.address import Address
-    from transport.control.border import Border, Event
+    from transport.control.border import Event
     from transport.control.calls import Handler
     from transport.control.guests import Guest
     from transport.control.secret import Secret
+    from transport.ffi import NativeEngine
     from transport.providers.base import Endpoint
 
 _T = TypeVar("_T")
@@ -83,7 +85,7 @@ class ControlPlane:
 
     def __init__(
         self,
-        border: Border,
+        engine: NativeEngine,
         settings: Settings,
         *,
         oneself: Self,
@@ -96,14 +98,14 @@ class ControlPlane:
             raise InvalidUse(
                 "listening on TCP needs the job's secret; secret=False is for unix only"
             )
-        self._border = border
+        self._border = Border(engine)
         self._settings = settings
         self._endpoints = dict(endpoints)
         self._callbacks = callbacks or Callbacks()
         self._lock = threading.Lock()
         self._closed = False
         self._stop = asyncio.Event()
-        self._table = Table(border, self._wake)
+        self._table = Table(self._border, self._wake)
         self._thread = threading.Thread(target=self._run, name="transport-control", daemon=True)
         with contextlib.ExitStack() as undo:
             self._loop = asyncio.new_event_loop()
@@ -112,7 +114,7 @@ class ControlPlane:
             undo.callback(self._close_doors)
             self.addresses = tuple(str(door.address) for door in self._doors)
             self.identity = self._introduce(oneself)
-            self._calls = Calls(self._loop, border, handlers or {})
+            self._calls = Calls(self._loop, self._border, handlers or {})
             self._connector = Connector(self._surroundings(secret), self._loop)
             self._reception = Reception(secret, self._serve, self._connector.moment, self._loop)
             self._thread.start()

@@ -15,7 +15,6 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from transport.control.border import NativeBorder
 from transport.control.plane import Callbacks, ControlPlane, Self
 from transport.control.secret import resolve
 from transport.engine.names import Names
@@ -98,7 +97,7 @@ class Core:
             self._open_endpoints(found)
             me = Self(self.incarnation, name, listen, advertise)
             self.control = ControlPlane(
-                NativeBorder(self.native),
+                self.native,
                 settings,
                 oneself=me,
                 secret=resolve(secret, settings),

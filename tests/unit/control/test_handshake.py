@@ -8,7 +8,7 @@ import os
 import socket
 
 import pytest
-from control_fakes import descriptors
+from control_planes import descriptors
 
 from transport.control import messages as m
 from transport.control.channel import Channel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from control_fakes import TalkingEndpoint
+from control_planes import TalkingEndpoint
 
 from transport.control.negotiation import Negotiation
 from transport.types import LinkFacts, Offer

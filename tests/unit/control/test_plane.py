@@ -1,21 +1,35 @@
-"""Whole control planes over fake native engines: connecting, losing, asking, closing."""
+"""Whole control planes over native engines: connecting, losing, asking, closing."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from control_fakes import SECRET, TalkingEndpoint, descriptors
+from control_planes import (
+    SECRET,
+    Memory,
+    TalkingEndpoint,
+    Write,
+    descriptors,
+    native_state,
+    open_plane,
+    opened_peers,
+    say,
+    take_notification,
+)
 
 from transport.control import messages
-from transport.control.border import PEER_DOWN, RETIRED, Event
-from transport.control.records import State
-from transport.control.secret import Secret
+from transport.control.address import parse
+from transport.control.handshake import Refused
+from transport.control.plane import Callbacks
+from transport.control.records import Inbound, State
 from transport.errors import (
     DeadlineExceeded,
     InvalidUse,
@@ -28,8 +42,9 @@ from transport.errors import (
     TransportError,
     Unavailable,
 )
+from transport.providers import registry
 
-LOW, HIGH = bytes(16), b"\xff" * 16
+LOW, HIGH = b"\0" + os.urandom(15), b"\xff" + os.urandom(15)
 
 
 def tcp_address(server):
@@ -41,11 +56,56 @@ def wait_up(record, seconds=5):
     return record
 
 
+class Relay:
+    """The network between the one who connects and an engine: it can stand still, and break."""
+
+    def __init__(self, target):
+        host, _, port = target.rpartition(":")
+        self._target = host, int(port)
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self._ends = []
+        self.address = tcp_address(self._server)
+        self.flows = threading.Event()
+        self.flows.set()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        with contextlib.suppress(OSError):
+            self._ends.append(self._server.accept()[0])
+            self._ends.append(socket.create_connection(self._target))
+            near, far = self._ends
+            back = threading.Thread(target=self._pass_on, args=(far, near))
+            back.start()
+            self._pass_on(near, far)
+            back.join()
+
+    def _pass_on(self, source, sink):
+        with contextlib.suppress(OSError):
+            while self.flows.wait() and (part := source.recv(1 << 16)):
+                sink.sendall(part)
+
+    def cut_near(self):
+        """The side that connected finds the link broken; the other one hears nothing."""
+        self._ends[0].shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.flows.set()
+        for sock in (self._server, *self._ends):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        for sock in (self._server, *self._ends):
+            sock.close()
+
+
 # ------------------------------------------------------------------------------------- connecting
 def test_a_peer_is_there_at_once_and_comes_up(plane, eventually):
     a, b = plane(), plane()
     record = a.plane.peer(b.incarnation, b.plane.addresses)
-    assert record.native.cookie == record.cookie
     assert a.plane.peer(b.incarnation, b.plane.addresses) is record
     wait_up(record)
     assert (record.link, record.pid, record.name) == ("unix", os.getpid(), b.plane.identity.name)
@@ -60,11 +120,14 @@ def test_a_peer_is_there_at_once_and_comes_up(plane, eventually):
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0", "localhost:0"])
 def test_over_tcp(plane, eventually, listen):
-    a, b = plane(endpoints={"tcp": TalkingEndpoint()}), plane(listen=listen, endpoints={})
+    a, b = plane(providers=("tcp",)), plane(listen=listen)
     record = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
     assert (record.link, record.providers) == ("tcp", ("tcp",))
-    assert record.native.provider == 2
     assert record.address == b.plane.addresses[1]
+    with Memory(b) as memory:
+        write = Write(record, memory)
+        assert (write.status(5), write.provider()) == (Status.OK, registry.find("tcp").identifier)
+        write.release()
 
 
 def test_over_a_unix_path(plane, tmp_path):
@@ -96,7 +159,7 @@ def test_unix_is_preferred_with_shm_and_tcp_without(plane):
     b = plane(listen="127.0.0.1:0")
     with_shm = plane()
     assert with_shm.plane.connect(b.plane.addresses[1]).link == "unix"
-    without = plane(endpoints={"tcp": TalkingEndpoint()})
+    without = plane(providers=("tcp",))
     assert without.plane.connect(b.plane.addresses[0]).link == "tcp"
 
 
@@ -134,9 +197,9 @@ def test_wildcards_need_advertise(plane):
             plane(listen=listen)
     with pytest.raises(InvalidUse):
         plane(listen="0.0.0.0:0", advertise="two words")
-    a = plane(listen="0.0.0.0:0", advertise="127.0.0.1", endpoints={})
+    a = plane(listen="0.0.0.0:0", advertise="127.0.0.1")
     assert a.plane.addresses[1].startswith("127.0.0.1:")
-    assert plane(endpoints={}).plane.connect(a.plane.addresses[1]).link == "tcp"
+    assert plane(providers=("tcp",)).plane.connect(a.plane.addresses[1]).link == "tcp"
 
 
 def test_a_port_that_is_taken_is_unavailable_and_binds_nothing(plane):
@@ -149,13 +212,13 @@ def test_a_port_that_is_taken_is_unavailable_and_binds_nothing(plane):
 
 def test_providers_end_up_the_same_on_both_sides(plane, eventually):
     fine, failing = TalkingEndpoint(b"1"), TalkingEndpoint(b"2", fails="no rail")
-    a = plane(endpoints={"shm": TalkingEndpoint(), "verbs": fine})
-    b = plane(endpoints={"shm": TalkingEndpoint(), "verbs": failing})
+    a = plane(providers=("shm",), foreign=fine)
+    b = plane(providers=("shm",), foreign=failing)
     record = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
     assert record.providers == ("shm",)
-    assert record.reasons == {"verbs": "the peer says: no rail"}
+    assert record.reasons == {"foreign": "the peer says: no rail"}
     (other,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
-    assert (other.providers, other.reasons) == (("shm",), {"verbs": "no rail"})
+    assert (other.providers, other.reasons) == (("shm",), {"foreign": "no rail"})
     assert [connection.state for connection in fine.connections] == ["closed"]
 
 
@@ -166,10 +229,20 @@ def test_names_are_cut_and_made_printable(plane, eventually):
 
 
 def test_each_side_is_told_the_others_notify_depth(plane, eventually):
-    a, b = plane(notify_depth=7), plane(notify_depth=9)
-    assert wait_up(a.plane.peer(b.incarnation, b.plane.addresses)).native.depth == 9
+    """So many notifications may be unread there, and the next one waits here."""
+    a, b = plane(notify_depth=3), plane(notify_depth=5)
+    record = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
     (other,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
-    assert other.native.depth == 7
+    for mine, theirs, depth in ((record, b, 5), (other, a, 3)):
+        with Memory(theirs) as memory:
+            writes = [Write(mine, memory) for _ in range(depth + 1)]
+            assert [write.status(5) for write in writes[:-1]] == [Status.OK] * depth
+            assert writes[-1].status(0.05) is Status.PENDING
+            for _ in range(depth):
+                assert take_notification(theirs)
+            assert writes[-1].status(5) is Status.OK
+            for write in writes:
+                write.release()
 
 
 # ---------------------------------------------------------------------------------------- failing
@@ -179,7 +252,7 @@ def test_nobody_there_is_a_lost_peer(plane):
         record = a.plane.peer(os.urandom(16), [address])
         with pytest.raises(PeerLost, match=f"cannot connect to {address}"):
             record.ready.result(5)
-        assert record.native.state == Status.PEER_LOST
+        assert native_state(record)[0] is Status.PEER_LOST
         assert record.state is State.LOST
         with pytest.raises(PeerLost):
             a.plane.connect(address)
@@ -199,18 +272,19 @@ def test_another_incarnation_is_stale(plane):
     record = a.plane.peer(os.urandom(16), ["unix:@gone", b.plane.addresses[1]])
     with pytest.raises(StaleRegion, match=f"the engine at {b.plane.addresses[1]} is another"):
         record.ready.result(5)
-    assert record.native.state == Status.STALE
-    assert "the owner restarted" in record.native.text
+    status, text = native_state(record)
+    assert status is Status.STALE
+    assert "the owner restarted" in text
 
 
 def test_a_wrong_secret_is_refused_and_logged_without_it(plane, caplog):
-    a, b = plane(secret=Secret(b"another secret!!")), plane()
+    a, b = plane(secret="another secret!!"), plane()
     with pytest.raises(PeerRefused, match="different secrets"):
         a.plane.connect(b.plane.addresses[0])
     record = a.plane.peer(b.incarnation, b.plane.addresses)
     with pytest.raises(PeerRefused, match="different secrets"):
         record.ready.result(5)
-    assert record.native.state == Status.PEER_REFUSED
+    assert native_state(record)[0] is Status.PEER_REFUSED
     assert b.plane.peers == ()
     warnings = [r for r in caplog.records if "different secrets" in r.getMessage()]
     assert len(warnings) == 1, "once per source"
@@ -243,7 +317,7 @@ def test_a_silent_address_does_not_keep_a_good_one_from_being_tried(plane):
     b = plane(listen="127.0.0.1:0")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = tcp_address(silent)
-        a = plane(connect_timeout=0.4, endpoints={})
+        a = plane(connect_timeout=0.4, providers=("tcp",))
         wait_up(a.plane.peer(b.incarnation, [address, b.plane.addresses[1]]))
 
 
@@ -254,14 +328,20 @@ def test_bad_addresses_are_the_callers_mistake(plane):
             a.plane.connect(address)
         with pytest.raises(InvalidUse):
             a.plane.peer(os.urandom(16), [address])
-    assert a.border.peers == []
+    assert opened_peers(a) == 0
 
 
-def test_when_the_link_breaks_the_record_is_lost_and_a_new_one_can_be_had(plane, eventually):
-    a, b = plane(), plane()
-    record = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
-    (other,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
-    b.border.down(other.native, Status.PEER_LOST, "cable cut")
+@pytest.fixture
+def relayed(plane):
+    """Two planes, the one's record of the other, and the network between them."""
+    a, b = plane(providers=("tcp",)), plane(listen="127.0.0.1:0")
+    with Relay(b.plane.addresses[1]) as relay:
+        yield a, b, wait_up(a.plane.peer(b.incarnation, [relay.address])), relay
+
+
+def test_when_the_link_breaks_the_record_is_lost_and_a_new_one_can_be_had(relayed, eventually):
+    a, b, record, relay = relayed
+    relay.cut_near()
     eventually(lambda: record.state is State.LOST)
     assert isinstance(record.error, PeerLost)
     assert record.error.peer == record.name
@@ -271,13 +351,10 @@ def test_when_the_link_breaks_the_record_is_lost_and_a_new_one_can_be_had(plane,
     assert again.cookie != record.cookie
 
 
-def test_a_peer_that_lost_its_side_replaces_the_link(plane, eventually):
-    a, b = plane(), plane()
-    record = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
+def test_a_peer_that_lost_its_side_replaces_the_link(relayed, eventually):
+    a, b, record, relay = relayed
     (other,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
-    # A's end is gone without a word on the wire, as with a network that swallows packets.
-    record.native.state = Status.PEER_LOST
-    a.border.publish(Event(PEER_DOWN, record.cookie, Status.PEER_LOST, "silence"))
+    relay.cut_near()
     eventually(lambda: record.state is State.LOST)
     assert other.state is State.UP
     again = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
@@ -293,7 +370,7 @@ def test_disconnecting_tells_the_other_side(plane, eventually):
     record = wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
     a.plane.disconnect(record)
     eventually(lambda: record.state is State.LOST and not b.plane.peers)
-    assert record.native.state == Status.CLOSED
+    assert native_state(record)[0] is Status.CLOSED
     assert isinstance(record.error, TransferError)
 
 
@@ -318,7 +395,7 @@ def connect_at_once(a, b, threads=8):
     return records, errors
 
 
-@pytest.mark.parametrize("first", [LOW, HIGH])
+@pytest.mark.parametrize("first", [LOW, HIGH], ids=["low", "high"])
 def test_both_sides_at_once_from_many_threads(plane, first):
     second = HIGH if first == LOW else LOW
     for _ in range(5):
@@ -326,12 +403,29 @@ def test_both_sides_at_once_from_many_threads(plane, first):
         records, errors = connect_at_once(a, b)
         assert not errors
         assert len({id(record) for record in records}) == 2
-        assert a.plane.peers[0].state is b.plane.peers[0].state is State.UP
-        assert [p.state for p in a.border.peers + b.border.peers] == [Status.OK, Status.OK]
-        b.plane.handle("who", lambda record, body: b"b")
-        assert a.plane.request(a.plane.peers[0], "who", b"", 5).result(5) == b"b"
+        for one in (a, b):
+            (record,) = one.plane.peers
+            assert (record.state, native_state(record)[0]) == (State.UP, Status.OK)
+            assert one.plane.request(record, "echo", b"still", 5).result(5) == b"still"
+            assert opened_peers(one) == 1
         a.plane.close()
         b.plane.close()
+
+
+def test_an_attempt_that_has_lost_gives_up_before_it_proves_itself(plane):
+    """Also in the very step of the loop in which the peer's connection was accepted."""
+    a, b = plane(), plane()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        record = a.plane.peer(b.incarnation, [tcp_address(silent)])
+
+        async def attempt():
+            record.contact.inbound = Inbound(1, None)
+            await a.plane._connector._link(record, parse(b.plane.addresses[0]))
+
+        with pytest.raises(Refused) as caught:
+            asyncio.run_coroutine_threadsafe(attempt(), a.plane._loop).result(5)
+        assert caught.value.code == messages.DUPLICATE
+        assert (record.state, b.plane.peers) == (State.CONNECTING, ())
 
 
 def test_a_waiting_record_is_brought_up_by_the_peers_own_connection(plane):
@@ -342,7 +436,7 @@ def test_a_waiting_record_is_brought_up_by_the_peers_own_connection(plane):
         wait_up(b.plane.peer(a.incarnation, a.plane.addresses))
         wait_up(waiting)
     assert waiting.address == ""
-    assert len(a.border.peers) == 1
+    assert opened_peers(a) == 1
 
 
 # ---------------------------------------------------------------------------------------- talking
@@ -368,7 +462,6 @@ def test_questions_are_answered_by_functions_and_coroutines(pair):
 
 def test_a_question_may_be_asked_before_the_peer_is_up(plane):
     a, b = plane(), plane()
-    b.plane.handle("echo", lambda record, body: body)
     record = a.plane.peer(b.incarnation, b.plane.addresses)
     replies = [a.plane.request(record, "echo", bytes([i]), 5) for i in range(50)]
     assert [reply.result(5) for reply in replies] == [bytes([i]) for i in range(50)]
@@ -431,32 +524,36 @@ def test_a_lost_peer_ends_its_questions_at_once(pair):
         a.plane.request(record, "never", b"", 60).result(5)
 
 
-def test_notices_arrive_in_order_also_when_the_link_is_full(pair, eventually):
-    a, b, record = pair
+def test_notices_arrive_in_order_also_when_the_link_is_full(relayed, eventually):
+    a, b, record, relay = relayed
     heard = []
     b.plane.handle("note", lambda record, body: heard.append(body))
-    a.border.full = 3
+    relay.flows.clear()
+    filler = messages.encode(messages.Tell("filler", bytes(4096)))
+    while say(record, filler):
+        pass
     for number in range(20):
         a.plane.send(record, "note", bytes([number]))
+    time.sleep(0.02)
+    assert not heard
+    relay.flows.set()
     eventually(lambda: len(heard) == 20)
     assert heard == [bytes([number]) for number in range(20)]
 
 
 def test_a_peer_that_talks_nonsense_is_put_down(pair, eventually):
-    a, b, record = pair
+    _, b, record = pair
     (other,) = eventually(lambda: [r for r in b.plane.peers if r.state is State.UP])
-    a.border.send(record.native, b"\xc1nonsense")
+    assert say(record, b"\xc1nonsense")
     eventually(lambda: other.state is State.LOST)
-    assert other.native.state == Status.PROTOCOL
+    assert native_state(other)[0] is Status.PROTOCOL
     assert isinstance(other.error, PeerLost)
 
 
 def test_answers_to_questions_that_nobody_asked_change_nothing(pair):
-    a, b, record = pair
+    a, _, record = pair
     for number in (0, 1, 7):
-        b_says = messages.encode(messages.Answer(number, True, b"forged"))
-        a.border.send(record.native, b_says)
-    b.plane.handle("echo", lambda record, body: body)
+        assert say(record, messages.encode(messages.Answer(number, True, b"forged")))
     assert a.plane.request(record, "echo", b"x", 5).result(5) == b"x"
 
 
@@ -524,19 +621,6 @@ def test_closing_while_others_connect_leaves_nobody_hanging(plane):
         assert len(ended) == 4
 
 
-def test_a_forgotten_record_gives_its_native_peer_back(plane, eventually):
-    a = plane()
-    record = a.plane.peer(os.urandom(16), ["unix:@nobody"])
-    native = record.native
-    with pytest.raises(PeerLost):
-        record.ready.result(5)
-    assert not native.released
-    eventually(lambda: a.lost)
-    a.lost.clear()
-    del record
-    eventually(lambda: gc.collect() is not None and native.released)
-
-
 def test_handlers_must_not_wait_for_the_plane(pair):
     a, b, record = pair
     b.plane.handle("wait", lambda record, body: b.plane.connect(a.plane.addresses[0]))
@@ -547,36 +631,47 @@ def test_handlers_must_not_wait_for_the_plane(pair):
     assert not b.plane.closed
 
 
-def test_retired_transfers_and_broken_callbacks(plane, eventually, caplog):
+def test_an_abandoned_transfer_is_reported_when_it_is_quiet(plane, eventually):
+    retired = []
+    a, b = plane(callbacks=Callbacks(on_retired=retired.append)), plane()
+    with socket.create_server(("127.0.0.1", 0)) as silent, Memory(b) as memory:
+        record = a.plane.peer(os.urandom(16), [tcp_address(silent)])
+        write = Write(record, memory)
+        assert write.abandon(77) is Status.PENDING
+        assert not retired
+        a.plane.disconnect(record)
+        assert eventually(lambda: retired) == [77]
+        assert write.status(0) is Status.CLOSED
+        write.release()
+
+
+def test_a_callback_that_fails_is_logged_and_changes_nothing(plane, eventually, caplog):
     def broken(record):
         raise ZeroDivisionError
 
-    a, b = plane(on_lost=broken), plane()
+    a, b = plane(callbacks=Callbacks(on_lost=broken)), plane()
     wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
-    a.border.publish(Event(RETIRED, 77))
     b.plane.close()
     eventually(lambda: "a callback of the control plane failed" in caplog.text)
     assert a.plane.connect(plane().plane.addresses[0]).state is State.UP
 
 
-def test_no_descriptor_and_no_thread_is_left(plane):
+def threads():
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def test_no_descriptor_and_no_thread_is_left():
     gc.collect()
-    before, threads = descriptors(), threading.active_count()
+    before = descriptors(), threads()
     for _ in range(3):
-        a, b = plane(), plane(listen="127.0.0.1:0")
-        a.plane.connect(b.plane.addresses[1])
-        with pytest.raises(PeerLost):
-            a.plane.connect("unix:@nobody")
-        a.plane.close()
-        b.plane.close()
-        a.border.close()
-        b.border.close()
-        a.border.close = b.border.close = lambda: None
+        with open_plane() as a, open_plane(listen="127.0.0.1:0") as b:
+            a.plane.connect(b.plane.addresses[1])
+            with pytest.raises(PeerLost):
+                a.plane.connect("unix:@nobody")
     gc.collect()
-    assert descriptors() == before
-    assert threading.active_count() == threads
+    assert (descriptors(), threads()) == before
 
 
 def test_the_secret_is_in_no_repr(plane):
     a = plane()
-    assert "a secret for the tests" not in repr(vars(a.plane)) + repr(SECRET)
+    assert SECRET not in repr(vars(a.plane))

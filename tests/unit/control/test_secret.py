@@ -70,6 +70,12 @@ def test_it_never_shows():
         pickle.dumps(secret)
 
 
+@pytest.mark.parametrize("source", [32, True, 1.5, ["x" * 32], object()])
+def test_a_number_is_no_secret(source):
+    with pytest.raises(InvalidUse, match=f"not {type(source).__name__}"):
+        resolve(source, Settings())  # bytes(32) would be 32 zeros
+
+
 @pytest.mark.parametrize("text", ["", "short", "x" * 4097])
 def test_its_length_is_bounded_and_the_error_does_not_tell_it(text):
     with pytest.raises(InvalidUse, match="16 to 4096 bytes") as caught:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from control_fakes import descriptors
-from control_native import native_plane, open_native
+from control_planes import descriptors, open_engine, open_plane
 
 from transport.config import Settings
 from transport.errors import InvalidUse, PeerRefused, TransportError
@@ -29,7 +28,7 @@ FACTS = [4096, b"t" * 16, 4096]
 @pytest.fixture
 def endpoint():
     settings = Settings(max_regions=1024)
-    native = open_native(os.urandom(16), settings, [shm.PROVIDER])
+    native = open_engine(os.urandom(16), settings, [shm.PROVIDER])
     yield shm.PROVIDER.open(native, settings)
     lib.tn_engine_close(native.pointer)
 
@@ -105,7 +104,7 @@ def test_closing_twice_is_closing_once(endpoint):
 
 
 def test_a_link_that_is_not_made_leaves_nothing_behind():
-    with native_plane() as one, native_plane(secret="another secret than the other") as other:
+    with open_plane() as one, open_plane(secret="another secret than the other") as other:
         before = descriptors()
         for _ in range(5):
             with pytest.raises(PeerRefused):
