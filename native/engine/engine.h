@@ -48,9 +48,11 @@ struct tn_engine {
     _Atomic uint32_t driving;         /* enum tn_driver */
     _Atomic uint32_t driver_sleeping; /* 1 around epoll_wait */
     _Atomic uint64_t sleep_until;
-    _Atomic uint32_t turnstile; /* futex: moves whenever something ended or the driver's place became free */
+    _Atomic uint32_t
+        turnstile; /* futex: moves whenever something ended or the driver's place became free */
     _Atomic uint32_t waiters;
-    _Atomic uint32_t visitors; /* as waiters, until they touch the engine no more: closing waits for them */
+    _Atomic uint32_t
+        visitors; /* as waiters, until they touch the engine no more: closing waits for them */
     _Atomic uint32_t background_word; /* futex: the background thread's alarm */
     _Atomic uint32_t stopping;
     _Atomic uint64_t next_tick; /* when the links want to look at their heartbeats */
@@ -60,8 +62,9 @@ struct tn_engine {
     struct tn_list work; /* transfers with chunks to copy */
 
     pthread_mutex_t settle_lock;
-    struct tn_list settling; /* transfers whose data is done and whose notification is to be sent, or given up */
-    struct tn_list dying;    /* peers that went down and whose links the driver has to close */
+    struct tn_list
+        settling; /* transfers whose data is done and whose notification is to be sent, or given up */
+    struct tn_list dying; /* peers that went down and whose links the driver has to close */
 
     pthread_mutex_t events_lock;
     struct tn_list events;  /* struct event_node */
@@ -102,9 +105,11 @@ struct tn_peer {
     /* Guarded by notify_lock: the peer's notifications here. */
     uint32_t unread, to_credit;
 
-    _Atomic uint64_t operations[TN_MAX_PROVIDERS], bytes[TN_MAX_PROVIDERS], errors[TN_MAX_PROVIDERS];
+    _Atomic uint64_t operations[TN_MAX_PROVIDERS], bytes[TN_MAX_PROVIDERS],
+        errors[TN_MAX_PROVIDERS];
     _Atomic uint64_t notifications_sent, notifications_received;
-    _Atomic uint64_t unread_control; /* memory of control messages that the control plane has not taken */
+    _Atomic uint64_t
+        unread_control; /* memory of control messages that the control plane has not taken */
 };
 
 /* progress.c */
@@ -113,7 +118,8 @@ void tn_progress_fini(struct tn_engine *engine);
 void tn_progress_kick(struct tn_engine *engine);
 void tn_progress_announce(struct tn_engine *engine); /* something ended: wake who waits */
 /* Makes progress until done(argument) or the time is over; 1 if done. Returns early (0) on a signal. */
-int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), void *argument, uint64_t timeout_ns);
+int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), void *argument,
+                     uint64_t timeout_ns);
 void tn_progress_deadline(struct tn_engine *engine, uint64_t deadline_ns);
 
 /* submit.c */
@@ -124,14 +130,16 @@ struct tn_peer *tn_transfer_peer(struct tn_transfer *transfer);
 void tn_transfer_dispatch(struct tn_peer *peer, struct tn_transfer *transfer);
 void tn_transfer_reject(struct tn_transfer *transfer, int status, const char *text);
 void tn_transfer_unuse_regions(struct tn_transfer *transfer);
-void tn_transfer_abort(struct tn_transfer *transfer, int status, const char *text); /* deadline, cancel */
+void tn_transfer_abort(struct tn_transfer *transfer, int status,
+                       const char *text); /* deadline, cancel */
 /* settle.c: the ends of transfers, and notifications to be sent. */
 void tn_settle_ended(struct tn_host *host, struct tn_transfer *transfer);
 void tn_settle_quiet(struct tn_host *host, struct tn_transfer *transfer);
 void tn_settle_credited(struct tn_host *host, struct tn_peer *peer, uint32_t credits);
 void tn_settle_run(struct tn_engine *engine); /* every entry into the engine ends with it */
 void tn_settle_peer_down(struct tn_peer *peer);
-void tn_settle_reconsider(struct tn_transfer *transfer); /* it has failed: it may be waiting for a credit */
+void tn_settle_reconsider(
+    struct tn_transfer *transfer); /* it has failed: it may be waiting for a credit */
 
 /* peer.c */
 void tn_peer_reference(struct tn_peer *peer);
@@ -147,18 +155,23 @@ void tn_peer_segment(struct tn_host *host, struct tn_peer *peer, uint32_t number
 /* events.c */
 int tn_events_init(struct tn_engine *engine);
 void tn_events_fini(struct tn_engine *engine);
-void tn_events_control(struct tn_host *host, struct tn_peer *peer, const void *bytes, size_t length);
+void tn_events_control(struct tn_host *host, struct tn_peer *peer, const void *bytes,
+                       size_t length);
 void tn_events_peer_down(struct tn_peer *peer, int status, const char *text);
 void tn_events_retired(struct tn_engine *engine, struct tn_transfer *transfer);
 
 /* notify.c */
 void tn_notify_init(struct tn_engine *engine);
 void tn_notify_fini(struct tn_engine *engine);
-void tn_notify_peer_up(struct tn_peer *peer); /* gives back the credits of notifications that came and were read before */
-int tn_notify_receive(struct tn_host *host, struct tn_peer *peer, uint64_t region, const void *payload, uint32_t length);
+void tn_notify_peer_up(
+    struct tn_peer
+        *peer); /* gives back the credits of notifications that came and were read before */
+int tn_notify_receive(struct tn_host *host, struct tn_peer *peer, uint64_t region,
+                      const void *payload, uint32_t length);
 
 /* queue.c */
-int tn_queue_reserve(struct tn_queue *queue); /* room for one more cookie, so that put cannot fail */
+int tn_queue_reserve(
+    struct tn_queue *queue); /* room for one more cookie, so that put cannot fail */
 void tn_queue_unreserve(struct tn_queue *queue);
 void tn_queue_put(struct tn_queue *queue, uint64_t cookie, bool reserved);
 void tn_queue_reference(struct tn_queue *queue);

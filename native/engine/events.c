@@ -61,10 +61,12 @@ void tn_events_control(struct tn_host *host, struct tn_peer *peer, const void *b
         return;
     }
     if (atomic_fetch_add(&peer->unread_control, sizeof(*event) + length) > MAX_UNREAD_CONTROL)
-        host->peer_down(host, peer, TN_PROTOCOL, "the peer floods the control plane: too many unread messages");
+        host->peer_down(host, peer, TN_PROTOCOL,
+                        "the peer floods the control plane: too many unread messages");
     event->peer = peer;
     tn_peer_reference(peer);
-    event->event = (struct tn_event){.kind = TN_EVENT_CONTROL, .cookie = peer->cookie, .length = length};
+    event->event =
+        (struct tn_event){.kind = TN_EVENT_CONTROL, .cookie = peer->cookie, .length = length};
     memcpy(event->bytes, bytes, length);
     publish((struct tn_engine *)host, event);
 }
@@ -74,7 +76,8 @@ void tn_events_peer_down(struct tn_peer *peer, int status, const char *text)
     struct event_node *event = calloc(1, sizeof(*event));
     if (!event)
         return; /* the peer's state still says it */
-    event->event = (struct tn_event){.kind = TN_EVENT_PEER_DOWN, .cookie = peer->cookie, .status = status};
+    event->event =
+        (struct tn_event){.kind = TN_EVENT_PEER_DOWN, .cookie = peer->cookie, .status = status};
     snprintf(event->event.text, sizeof(event->event.text), "%s", text);
     publish(peer->engine, event);
 }

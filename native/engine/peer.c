@@ -25,8 +25,8 @@ void tn_peer_unreference(struct tn_peer *peer)
     free(peer);
 }
 
-int tn_peer_open(struct tn_engine *engine, const uint8_t incarnation[TN_INCARNATION_BYTES], uint64_t cookie,
-                 struct tn_peer **out)
+int tn_peer_open(struct tn_engine *engine, const uint8_t incarnation[TN_INCARNATION_BYTES],
+                 uint64_t cookie, struct tn_peer **out)
 {
     struct tn_peer *peer = calloc(1, sizeof(*peer));
     if (!peer)
@@ -47,19 +47,23 @@ int tn_peer_open(struct tn_engine *engine, const uint8_t incarnation[TN_INCARNAT
     return TN_OK;
 }
 
-int tn_peer_attach(struct tn_peer *peer, uint32_t provider, const struct tn_link_ops *ops, void *link)
+int tn_peer_attach(struct tn_peer *peer, uint32_t provider, const struct tn_link_ops *ops,
+                   void *link)
 {
     if (ops->abi != TN_PROVIDER_ABI)
-        return tn_fail(TN_VERSION, "provider %s was built for ABI %u, this library has %d", ops->name, ops->abi,
-                       TN_PROVIDER_ABI);
+        return tn_fail(TN_VERSION, "provider %s was built for ABI %u, this library has %d",
+                       ops->name, ops->abi, TN_PROVIDER_ABI);
     if (provider >= TN_MAX_PROVIDERS)
         return tn_fail(TN_INVALID, "provider id %u is out of range", provider);
     pthread_mutex_lock(&peer->lock);
     bool room = peer->n_links < TN_MAX_LINKS && peer->state == TN_PENDING;
     if (room)
-        peer->links[peer->n_links++] = (struct tn_attachment){.provider = provider, .ops = ops, .link = link};
+        peer->links[peer->n_links++] =
+            (struct tn_attachment){.provider = provider, .ops = ops, .link = link};
     pthread_mutex_unlock(&peer->lock);
-    return room ? TN_OK : tn_fail(TN_INVALID, "links are attached before the peer is up, at most %d", TN_MAX_LINKS);
+    return room ? TN_OK
+                : tn_fail(TN_INVALID, "links are attached before the peer is up, at most %d",
+                          TN_MAX_LINKS);
 }
 
 uint32_t tn_peer_links(struct tn_peer *peer, struct tn_attachment links[TN_MAX_LINKS])
@@ -85,7 +89,9 @@ static void sort_links(struct tn_peer *peer)
     for (uint32_t i = 1; i < peer->n_links; i++) {
         struct tn_attachment moved = peer->links[i];
         uint32_t j = i;
-        for (; j && rank(peer->engine, peer->links[j - 1].provider) > rank(peer->engine, moved.provider); j--)
+        for (; j &&
+               rank(peer->engine, peer->links[j - 1].provider) > rank(peer->engine, moved.provider);
+             j--)
             peer->links[j] = peer->links[j - 1];
         peer->links[j] = moved;
     }
@@ -190,7 +196,8 @@ void tn_peer_fail(struct tn_host *host, struct tn_peer *peer, int status, const 
     pthread_mutex_unlock(&peer->lock);
     if (!first)
         return;
-    pthread_mutex_lock(&engine->settle_lock); /* a leaf: this may run within a link's code, under its lock */
+    pthread_mutex_lock(
+        &engine->settle_lock); /* a leaf: this may run within a link's code, under its lock */
     tn_list_append(&engine->dying, &peer->dying);
     pthread_mutex_unlock(&engine->settle_lock);
     tn_progress_kick(engine);
@@ -206,7 +213,8 @@ static void bury(struct tn_peer *peer)
     int status = atomic_load(&peer->state);
     struct tn_transfer *transfer;
     if (status == TN_CLOSED && peer->stream)
-        tn_link_farewell(peer->stream); /* once the state says why, so that the peer's answer cannot be taken for a loss */
+        tn_link_farewell(
+            peer->stream); /* once the state says why, so that the peer's answer cannot be taken for a loss */
     while ((transfer = take_waiting(peer))) {
         tn_transfer_reject(transfer, status, peer->text);
         tn_transfer_unreference(transfer);
@@ -281,10 +289,11 @@ int tn_peer_send(struct tn_peer *peer, const void *bytes, size_t length)
 {
     int state = atomic_load(&peer->state);
     if (state != TN_OK || !peer->stream)
-        return tn_fail(state < 0 ? state : TN_INVALID, "the peer is not connected%s%s", state < 0 ? ": " : "",
-                       state < 0 ? peer->text : "");
+        return tn_fail(state < 0 ? state : TN_INVALID, "the peer is not connected%s%s",
+                       state < 0 ? ": " : "", state < 0 ? peer->text : "");
     if (length > TN_MAX_CONTROL)
-        return tn_fail(TN_INVALID, "a control message of %zu bytes exceeds %d", length, TN_MAX_CONTROL);
+        return tn_fail(TN_INVALID, "a control message of %zu bytes exceeds %d", length,
+                       TN_MAX_CONTROL);
     int status = tn_link_send_control(peer->stream, bytes, length);
     tn_settle_run(peer->engine);
     return status;
@@ -314,12 +323,19 @@ void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out)
     out->last_heard_ns = link.last_heard_ns;
 }
 
-int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text, size_t capacity)
+int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text,
+                    size_t capacity)
 {
     struct tn_remote copy = *remote;
     struct tn_range range = {.length = remote->length, .rows = 1};
-    struct tn_transfer question = {.host = &peer->engine->host, .peer = peer, .op = op, .remotes = &copy,
-                                   .ranges = &range, .n_remotes = 1, .n_ranges = 1, .bytes = remote->length};
+    struct tn_transfer question = {.host = &peer->engine->host,
+                                   .peer = peer,
+                                   .op = op,
+                                   .remotes = &copy,
+                                   .ranges = &range,
+                                   .n_remotes = 1,
+                                   .n_ranges = 1,
+                                   .bytes = remote->length};
     size_t used = 0;
     if (capacity)
         text[0] = 0;
