@@ -1,13 +1,16 @@
-/* The part of libibverbs' binary interface that we use, declared from its documented ABI so that the build needs no
- * rdma-core headers. Names are rdma-core's, so that one test program compiles against either and compares
- * (tests/native/test_verbs_layout.py). Never include it beside <infiniband/verbs.h>.
+/* The part of libibverbs' binary interface that we use, declared from its documented ABI so that
+ * the build needs no rdma-core headers. Names are rdma-core's, so that one test program compiles
+ * against either and compares (tests/native/test_verbs_layout.py). Never include it beside
+ * <infiniband/verbs.h>.
  *
  * What one must know (rdma-core, Documentation/versioning.md and libibverbs.map):
- * - ibv_post_send, ibv_post_recv, ibv_poll_cq and ibv_req_notify_cq are not exported: they are slots of ibv_context_ops,
- *   whose layout is frozen. Slots that we do not call are plain pointers here.
- * - Objects are allocated by the library; we only read the fields declared here. Attribute structs that we allocate
- *   (everything named *_attr, *_wr, wc) have not grown since rdma-core 1.1, but for ibv_port_attr: its newest tail is
- *   left unwritten by the exported ibv_query_port, and a padded size below keeps a newer library within bounds.
+ * - ibv_post_send, ibv_post_recv, ibv_poll_cq and ibv_req_notify_cq are not exported: they are
+ * slots of ibv_context_ops, whose layout is frozen. Slots that we do not call are plain pointers
+ * here.
+ * - Objects are allocated by the library; we only read the fields declared here. Attribute structs
+ * that we allocate (everything named *_attr, *_wr, wc) have not grown since rdma-core 1.1, but for
+ * ibv_port_attr: its newest tail is left unwritten by the exported ibv_query_port, and a padded
+ * size below keeps a newer library within bounds.
  */
 #ifndef TN_ABI_VERBS_H
 #define TN_ABI_VERBS_H
@@ -424,8 +427,8 @@ struct ibv_async_event {
     enum ibv_event_type event_type;
 };
 
-/* Numbers measured on rdma-core 44 and 65. Those that hold a pthread mutex are spelled for x86-64; elsewhere the
- * layout test compares with the system's header. */
+/* Numbers measured on rdma-core 44 and 65. Those that hold a pthread mutex are spelled for x86-64;
+ * elsewhere the layout test compares with the system's header. */
 #define TN_ABI_SIZE(type, bytes) \
     _Static_assert(sizeof(type) == (bytes), #type " has another size than libibverbs'")
 #define TN_ABI_AT(type, field, at) \

@@ -1,5 +1,6 @@
-/* Descriptors that a forked child must not keep. A peer sees this process end when the last copy of its socket closes: a
- * child that inherits it (a data loader, say) would hide the death of its parent. */
+/* Descriptors that a forked child must not keep. A peer sees this process end when the last copy of
+ * its socket closes: a child that inherits it (a data loader, say) would hide the death of its
+ * parent. */
 #ifndef TN_BASE_FORK_H
 #define TN_BASE_FORK_H
 

@@ -29,7 +29,8 @@ static inline void tn_list_append(struct tn_list *list, struct tn_list *node)
     list->prev = node;
 }
 
-/* Leaves the node pointing at itself, so that removing it again does nothing and tn_list_empty(node) tells. */
+/* Leaves the node pointing at itself, so that removing it again does nothing and
+ * tn_list_empty(node) tells. */
 static inline void tn_list_remove(struct tn_list *node)
 {
     node->prev->next = node->next;

@@ -4,8 +4,8 @@
 
 #include "transport_native.h"
 
-/* Remembers the text and errno for tn_last_error() and returns `status`, so that a failure is one line:
- * return tn_fail(TN_INVALID, "length %zu exceeds ...", n); */
+/* Remembers the text and errno for tn_last_error() and returns `status`, so that a failure is one
+ * line: return tn_fail(TN_INVALID, "length %zu exceeds ...", n); */
 int tn_fail(int status, const char *format, ...) __attribute__((format(printf, 2, 3), cold));
 /* As tn_fail with TN_SYSTEM; appends strerror(errno). */
 int tn_fail_errno(const char *format, ...) __attribute__((format(printf, 1, 2), cold));

@@ -1,5 +1,5 @@
-/* System calls that old C libraries lack (made by number, so that the wheel runs on glibc 2.28), and small helpers around
- * descriptors, futexes and memory. */
+/* System calls that old C libraries lack (made by number, so that the wheel runs on glibc 2.28),
+ * and small helpers around descriptors, futexes and memory. */
 #ifndef TN_BASE_SYS_H
 #define TN_BASE_SYS_H
 
@@ -18,7 +18,8 @@ ssize_t tn_sys_process_vm(bool write, pid_t pid, const struct iovec *local, unsi
 int tn_sys_random(void *bytes, size_t length); /* 0 or TN_SYSTEM */
 int tn_sys_nonblocking(int fd);
 
-/* Sleeps while *word == expected, at most timeout_ns; returns on wake, change or time-out, and false on a signal. */
+/* Sleeps while *word == expected, at most timeout_ns; returns on wake, change or time-out, and
+ * false on a signal. */
 bool tn_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns);
 void tn_futex_wake(_Atomic uint32_t *word, int count);
 

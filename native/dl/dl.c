@@ -31,7 +31,8 @@ int tn_dl_resolve(void *library, const char *library_name, const struct tn_dl_sy
                 TN_UNAVAILABLE,
                 "%s lacks the function %s: it is too old, or another library of that name",
                 library_name, symbols[i].name);
-        /* ISO C has no cast from object to function pointer; POSIX promises that the bytes are the same. */
+        /* ISO C has no cast from object to function pointer; POSIX promises that the bytes are the
+         * same. */
         memcpy((char *)table + symbols[i].offset, &address, sizeof(address));
     }
     return TN_OK;

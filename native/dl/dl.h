@@ -1,5 +1,6 @@
-/* Opens foreign libraries at run time and fills function tables from them. A library stays loaded for the life of the
- * process: closing one that started threads or registered handlers is not safe. */
+/* Opens foreign libraries at run time and fills function tables from them. A library stays loaded
+ * for the life of the process: closing one that started threads or registered handlers is not safe.
+ */
 #ifndef TN_DL_DL_H
 #define TN_DL_DL_H
 
@@ -12,8 +13,8 @@ struct tn_dl_symbol {
     bool required;
 };
 
-/* `names` ends with NULL and is tried in order, symbols bound now and kept out of the global scope. TN_UNAVAILABLE with
- * the loader's reason for the last one. */
+/* `names` ends with NULL and is tried in order, symbols bound now and kept out of the global scope.
+ * TN_UNAVAILABLE with the loader's reason for the last one. */
 int tn_dl_open(const char *const *names, void **out);
 /* Absent optional symbols stay NULL; an absent required one is TN_UNAVAILABLE and named. */
 int tn_dl_resolve(void *library, const char *library_name, const struct tn_dl_symbol *symbols,

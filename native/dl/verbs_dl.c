@@ -89,8 +89,9 @@ int tn_verbs_lib_protect_fork(const struct tn_verbs_lib *lib)
     pthread_mutex_lock(&lock);
     if (!loaded->fork_decided) {
         loaded->fork_decided = true;
-        /* Since Linux 5.13 the kernel copies pinned pages at fork. On older ones ibv_fork_init marks registered pages as
-         * not inherited, which splits mappings for good: not to be done without need. */
+        /* Since Linux 5.13 the kernel copies pinned pages at fork. On older ones ibv_fork_init
+         * marks registered pages as not inherited, which splits mappings for good: not to be done
+         * without need. */
         bool unneeded = lib->is_fork_initialized && lib->is_fork_initialized() == IBV_FORK_UNNEEDED;
         if (!unneeded && lib->fork_init)
             error = lib->fork_init();

@@ -53,13 +53,15 @@ struct tn_verbs_lib {
 #undef TN_VERBS_FIELD
 };
 
-/* `path` NULL or "": libibverbs.so.1. Loaded once per process and path; the table lives as long as the process.
- * TN_UNAVAILABLE with the reason and what to install. */
+/* `path` NULL or "": libibverbs.so.1. Loaded once per process and path; the table lives as long as
+ * the process. TN_UNAVAILABLE with the reason and what to install. */
 int tn_verbs_lib_open(const char *path, const struct tn_verbs_lib **out);
-/* Before the first registration: makes fork() safe where the kernel does not do so by itself. Once per library. A
- * failure is a status with a text; RDMA works all the same as long as nobody forks. */
+/* Before the first registration: makes fork() safe where the kernel does not do so by itself. Once
+ * per library. A failure is a status with a text; RDMA works all the same as long as nobody forks.
+ */
 int tn_verbs_lib_protect_fork(const struct tn_verbs_lib *lib);
-/* Number of devices, 0 too where the kernel has no RDMA support, or a negative status. `*out` is NULL or to be released. */
+/* Number of devices, 0 too where the kernel has no RDMA support, or a negative status. `*out` is
+ * NULL or to be released. */
 int tn_verbs_lib_devices(const struct tn_verbs_lib *lib, struct ibv_device ***out);
 
 #endif

@@ -110,7 +110,8 @@ struct tn_host *tn_engine_host(struct tn_engine *engine)
     return &engine->host;
 }
 
-/* Puts every peer down and lets the background thread bury them, so that all their transfers end. */
+/* Puts every peer down and lets the background thread bury them, so that all their transfers end.
+ */
 static void close_peers(struct tn_engine *engine)
 {
     pthread_mutex_lock(&engine->lock);
@@ -145,7 +146,8 @@ void tn_engine_close(struct tn_engine *engine)
         if (ops && ops->close)
             ops->close(engine->providers[i].self);
     }
-    /* A transfer that will not end may still move bytes: then the memory is better lost than reused. */
+    /* A transfer that will not end may still move bytes: then the memory is better lost than
+     * reused. */
     if (drained && !atomic_load(&engine->visitors))
         free_all(engine);
 }

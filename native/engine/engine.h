@@ -1,7 +1,8 @@
 /* The engine's own structures; nothing outside this room sees them.
  *
- * Locks, outermost first: engine.lock > link locks > peer.lock > transfer.lock > notify_lock > leaves (active_lock, settle_lock,
- * work_lock, events_lock, queue.lock). A leaf is never held while anything else is called.
+ * Locks, outermost first: engine.lock > link locks > peer.lock > transfer.lock > notify_lock >
+ * leaves (active_lock, settle_lock, work_lock, events_lock, queue.lock). A leaf is never held while
+ * anything else is called.
  */
 #ifndef TN_ENGINE_ENGINE_H
 #define TN_ENGINE_ENGINE_H
@@ -62,9 +63,9 @@ struct tn_engine {
     struct tn_list work; /* transfers with chunks to copy */
 
     pthread_mutex_t settle_lock;
-    struct tn_list
-        settling; /* transfers whose data is done and whose notification is to be sent, or given up */
-    struct tn_list dying; /* peers that went down and whose links the driver has to close */
+    struct tn_list settling; /* transfers whose data is done and whose notification is to be sent,
+                                or given up */
+    struct tn_list dying;    /* peers that went down and whose links the driver has to close */
 
     pthread_mutex_t events_lock;
     struct tn_list events;  /* struct event_node */
@@ -117,16 +118,18 @@ int tn_progress_init(struct tn_engine *engine);
 void tn_progress_fini(struct tn_engine *engine);
 void tn_progress_kick(struct tn_engine *engine);
 void tn_progress_announce(struct tn_engine *engine); /* something ended: wake who waits */
-/* Makes progress until done(argument) or the time is over; 1 if done. Returns early (0) on a signal. */
+/* Makes progress until done(argument) or the time is over; 1 if done. Returns early (0) on a
+ * signal. */
 int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), void *argument,
                      uint64_t timeout_ns);
 void tn_progress_deadline(struct tn_engine *engine, uint64_t deadline_ns);
 
 /* submit.c */
-/* A reference to the transfer's peer, or NULL if it is quiet. Whoever calls into a link holds one, so that the link is not
- * freed below it when the transfer becomes quiet. */
+/* A reference to the transfer's peer, or NULL if it is quiet. Whoever calls into a link holds one,
+ * so that the link is not freed below it when the transfer becomes quiet. */
 struct tn_peer *tn_transfer_peer(struct tn_transfer *transfer);
-/* Gives it to a link, or fails it. It is quiet, if it has ended, only after one of these two. The caller holds the peer. */
+/* Gives it to a link, or fails it. It is quiet, if it has ended, only after one of these two. The
+ * caller holds the peer. */
 void tn_transfer_dispatch(struct tn_peer *peer, struct tn_transfer *transfer);
 void tn_transfer_reject(struct tn_transfer *transfer, int status, const char *text);
 void tn_transfer_unuse_regions(struct tn_transfer *transfer);
@@ -163,9 +166,8 @@ void tn_events_retired(struct tn_engine *engine, struct tn_transfer *transfer);
 /* notify.c */
 void tn_notify_init(struct tn_engine *engine);
 void tn_notify_fini(struct tn_engine *engine);
-void tn_notify_peer_up(
-    struct tn_peer
-        *peer); /* gives back the credits of notifications that came and were read before */
+void tn_notify_peer_up(struct tn_peer *peer); /* gives back the credits of notifications that came
+                                                 and were read before */
 int tn_notify_receive(struct tn_host *host, struct tn_peer *peer, uint64_t region,
                       const void *payload, uint32_t length);
 

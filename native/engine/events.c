@@ -7,7 +7,8 @@
 
 #include "engine/engine.h"
 
-/* What one peer may have unread here, in bytes of memory (empty messages take some, too); an honest one sends a few small messages. */
+/* What one peer may have unread here, in bytes of memory (empty messages take some, too); an honest
+ * one sends a few small messages. */
 #define MAX_UNREAD_CONTROL (16ull << 20)
 
 struct event_node {

@@ -1,5 +1,5 @@
-/* Notifications that peers sent here. Each peer may have notify_depth of them unread: that bounds the queue, and a sender
- * without a credit waits on its own side. */
+/* Notifications that peers sent here. Each peer may have notify_depth of them unread: that bounds
+ * the queue, and a sender without a credit waits on its own side. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,8 +68,8 @@ int tn_notify_receive(struct tn_host *host, struct tn_peer *peer, uint64_t regio
     return TN_OK;
 }
 
-/* Gives credits back in lots: a quarter of the depth, or all when nothing is left unread. A peer that is not up yet, whose
- * RDMA is quicker than its stream, gets them when it is. */
+/* Gives credits back in lots: a quarter of the depth, or all when nothing is left unread. A peer
+ * that is not up yet, whose RDMA is quicker than its stream, gets them when it is. */
 static uint32_t credits_to_return(struct tn_peer *peer, uint32_t depth)
 {
     bool few = peer->unread && peer->to_credit < (depth + 3) / 4;

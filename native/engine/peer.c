@@ -1,5 +1,6 @@
-/* Peers: how they come up, what is attached to them, and how they go down. A peer that breaks is first marked (no new
- * transfer starts) and then buried by the driver, which closes its links where no other code of theirs is on the stack. */
+/* Peers: how they come up, what is attached to them, and how they go down. A peer that breaks is
+ * first marked (no new transfer starts) and then buried by the driver, which closes its links where
+ * no other code of theirs is on the stack. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -83,7 +84,8 @@ static uint32_t rank(const struct tn_engine *engine, uint32_t provider)
     return TN_MAX_PROVIDERS;
 }
 
-/* Insertion sort by the engine's order of preference; stable, so that a provider's own order stands. */
+/* Insertion sort by the engine's order of preference; stable, so that a provider's own order
+ * stands. */
 static void sort_links(struct tn_peer *peer)
 {
     for (uint32_t i = 1; i < peer->n_links; i++) {
@@ -97,7 +99,8 @@ static void sort_links(struct tn_peer *peer)
     }
 }
 
-/* The next transfer that was submitted before the peer was up, with the list's reference; nothing joins the list by now. */
+/* The next transfer that was submitted before the peer was up, with the list's reference; nothing
+ * joins the list by now. */
 static struct tn_transfer *take_waiting(struct tn_peer *peer)
 {
     pthread_mutex_lock(&peer->lock);
@@ -152,7 +155,8 @@ int tn_peer_up(struct tn_peer *peer, int fd, uint32_t as_provider, uint32_t peer
         tn_stream_link_ops.free(stream);
         return status;
     }
-    /* From here on the driver closes the link when it breaks, perhaps before we have come to the next line. */
+    /* From here on the driver closes the link when it breaks, perhaps before we have come to the
+     * next line. */
     status = tn_link_begin(stream);
     if (status != TN_OK) {
         tn_peer_fail(&engine->host, peer, status, tn_last_error());
@@ -213,8 +217,8 @@ static void bury(struct tn_peer *peer)
     int status = atomic_load(&peer->state);
     struct tn_transfer *transfer;
     if (status == TN_CLOSED && peer->stream)
-        tn_link_farewell(
-            peer->stream); /* once the state says why, so that the peer's answer cannot be taken for a loss */
+        tn_link_farewell(peer->stream); /* once the state says why, so that the peer's answer cannot
+                                           be taken for a loss */
     while ((transfer = take_waiting(peer))) {
         tn_transfer_reject(transfer, status, peer->text);
         tn_transfer_unreference(transfer);
@@ -243,7 +247,8 @@ void tn_peer_bury_dying(struct tn_engine *engine)
     }
 }
 
-/* Every peer is looked at each time, so not at each peer's own moment: with thousands of them that would never end. */
+/* Every peer is looked at each time, so not at each peer's own moment: with thousands of them that
+ * would never end. */
 uint64_t tn_peer_tick_all(struct tn_engine *engine, uint64_t now)
 {
     uint64_t next = UINT64_MAX, soonest = now + engine->options.liveness_ns / TICKS_PER_LIVENESS;

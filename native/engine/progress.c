@@ -1,9 +1,11 @@
-/* Who does the work. One thread at a time is the driver: it sleeps in epoll_wait and runs what is ready. A caller that waits
- * takes the driver's place; the background thread drives only while nobody waits. Copies (the work list) are done by waiting
- * callers and the background thread alike, a chunk at a time.
+/* Who does the work. One thread at a time is the driver: it sleeps in epoll_wait and runs what is
+ * ready. A caller that waits takes the driver's place; the background thread drives only while
+ * nobody waits. Copies (the work list) are done by waiting callers and the background thread alike,
+ * a chunk at a time.
  *
- * Lost wake-ups are avoided everywhere in the same way: whoever goes to sleep first says so (driver_sleeping, a futex value),
- * then looks once more; whoever adds something first adds it, then looks who sleeps.
+ * Lost wake-ups are avoided everywhere in the same way: whoever goes to sleep first says so
+ * (driver_sleeping, a futex value), then looks once more; whoever adds something first adds it,
+ * then looks who sleeps.
  */
 #include <errno.h>
 #include <signal.h>
@@ -62,7 +64,8 @@ static void host_kick(struct tn_host *host)
     tn_progress_kick((struct tn_engine *)host);
 }
 
-/* Wakes all who wait for something to end. The driver is woken too: it may be a caller whose own transfer this is. */
+/* Wakes all who wait for something to end. The driver is woken too: it may be a caller whose own
+ * transfer this is. */
 void tn_progress_announce(struct tn_engine *engine)
 {
     atomic_fetch_add(&engine->turnstile, 1);
@@ -90,8 +93,8 @@ static void host_work(struct tn_host *host, struct tn_transfer *transfer)
     wake_background(engine);
 }
 
-/* Runs one chunk of each transfer in turn, so that a small one does not wait for all of a big one. Others may run the same
- * transfer meanwhile; whoever finds it empty takes it off. */
+/* Runs one chunk of each transfer in turn, so that a small one does not wait for all of a big one.
+ * Others may run the same transfer meanwhile; whoever finds it empty takes it off. */
 static bool run_work(struct tn_engine *engine)
 {
     struct tn_transfer *transfer = NULL;
@@ -217,8 +220,8 @@ struct goal {
     bool followed; /* its last step was to sleep while another drove */
 };
 
-/* The look once more before sleeping: everything that somebody may have brought who did not see us sleep yet. The background
- * thread (no goal) does not sleep when a caller wants its place. */
+/* The look once more before sleeping: everything that somebody may have brought who did not see us
+ * sleep yet. The background thread (no goal) does not sleep when a caller wants its place. */
 static uint64_t look_again(struct tn_engine *engine, const struct goal *goal, uint64_t until)
 {
     bool reached = goal ? goal->done(goal->argument) : atomic_load(&engine->waiters) > 0;
@@ -246,7 +249,8 @@ static int sleep_and_collect(struct tn_engine *engine, struct epoll_event *event
     return count;
 }
 
-/* One round of the driver: chores, at most one sleep until `until`, and what became ready. False on a signal. */
+/* One round of the driver: chores, at most one sleep until `until`, and what became ready. False on
+ * a signal. */
 static bool drive(struct tn_engine *engine, const struct goal *goal, uint64_t until)
 {
     struct epoll_event events[MAX_EVENTS];
@@ -317,7 +321,8 @@ static bool wait_step(struct tn_engine *engine, struct goal *goal)
     return copied || follow(engine, turnstile, goal->end);
 }
 
-/* The caller that was woken to take the wheel may be done, or its time may be over: then the next one gets it. */
+/* The caller that was woken to take the wheel may be done, or its time may be over: then the next
+ * one gets it. */
 static void leave(struct tn_engine *engine, const struct goal *goal)
 {
     if (atomic_fetch_sub(&engine->waiters, 1) == 1)

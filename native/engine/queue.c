@@ -1,4 +1,5 @@
-/* Completion queues: cookies of ended transfers, and an eventfd that sleeps until something comes. */
+/* Completion queues: cookies of ended transfers, and an eventfd that sleeps until something comes.
+ */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -75,7 +76,8 @@ void tn_queue_unreserve(struct tn_queue *queue)
     pthread_mutex_unlock(&queue->lock);
 }
 
-/* A notification cookie is not reserved: it is dropped when one is waiting already, since it only says "look". */
+/* A notification cookie is not reserved: it is dropped when one is waiting already, since it only
+ * says "look". */
 void tn_queue_put(struct tn_queue *queue, uint64_t cookie, bool reserved)
 {
     pthread_mutex_lock(&queue->lock);

@@ -1,4 +1,5 @@
-/* Opening and closing regions and segments: the table is in memory/, but closing must ask every link. */
+/* Opening and closing regions and segments: the table is in memory/, but closing must ask every
+ * link. */
 #include <unistd.h>
 
 #include "engine/engine.h"
@@ -51,7 +52,8 @@ void tn_region_describe(struct tn_region *region, struct tn_remote *out)
     *out = region->remote;
 }
 
-/* Whether no link can touch the region's memory any more; puts peers down that stand in the way if `force`. */
+/* Whether no link can touch the region's memory any more; puts peers down that stand in the way if
+ * `force`. */
 static bool links_let_go(struct tn_region *region, bool force)
 {
     struct tn_engine *engine = region->engine;

@@ -1,6 +1,7 @@
-/* The ends of transfers. "Ended" is when the status is final; "quiet" is when no byte of it can move any more. Between the
- * last byte and the end lies the notification, which needs a credit; it is sent from tn_settle_run, where no link lock is
- * held, because data often becomes quiet within a link's own code. */
+/* The ends of transfers. "Ended" is when the status is final; "quiet" is when no byte of it can
+ * move any more. Between the last byte and the end lies the notification, which needs a credit; it
+ * is sent from tn_settle_run, where no link lock is held, because data often becomes quiet within a
+ * link's own code. */
 #include <string.h>
 
 #include "engine/engine.h"
@@ -135,7 +136,8 @@ static void send_notification(struct tn_transfer *transfer)
     tn_peer_unreference(peer);
 }
 
-/* The next transfer that can go on: it has failed, its peer is down, or a credit was taken for it. */
+/* The next transfer that can go on: it has failed, its peer is down, or a credit was taken for it.
+ */
 static struct tn_transfer *take_ready(struct tn_engine *engine, bool *send)
 {
     struct tn_transfer *ready = NULL;

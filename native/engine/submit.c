@@ -1,4 +1,5 @@
-/* Submitting: check everything, then begin. And the functions of a transfer that its owner calls. */
+/* Submitting: check everything, then begin. And the functions of a transfer that its owner calls.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -147,8 +148,8 @@ void tn_transfer_unuse_regions(struct tn_transfer *transfer)
     }
 }
 
-/* Counts the transfer in, then looks whether the regions are still open; closing one does it the other way round, so that
- * at least one of the two notices the other. */
+/* Counts the transfer in, then looks whether the regions are still open; closing one does it the
+ * other way round, so that at least one of the two notices the other. */
 static int use_regions(struct tn_transfer *transfer)
 {
     struct tn_region *last = NULL;
@@ -192,7 +193,8 @@ struct tn_peer *tn_transfer_peer(struct tn_transfer *transfer)
     return peer;
 }
 
-/* Cancelling and starting the same transfer do not overlap in a link: what was cancelled meanwhile is cancelled after. */
+/* Cancelling and starting the same transfer do not overlap in a link: what was cancelled meanwhile
+ * is cancelled after. */
 static void start_on(struct tn_transfer *transfer, const struct tn_attachment *at)
 {
     pthread_mutex_lock(&transfer->lock);
@@ -209,7 +211,8 @@ static void start_on(struct tn_transfer *transfer, const struct tn_attachment *a
         at->ops->cancel(at->link, transfer);
 }
 
-/* Starts it on the first allowed link that accepts it. The peer's links do not change once it is up. */
+/* Starts it on the first allowed link that accepts it. The peer's links do not change once it is
+ * up. */
 static void choose(struct tn_peer *peer, struct tn_transfer *transfer)
 {
     char reasons[TN_TEXT_BYTES] = "";

@@ -1,4 +1,5 @@
-/* What the owner of a transfer asks of it. All of these but wait and cancel also work after the engine was closed. */
+/* What the owner of a transfer asks of it. All of these but wait and cancel also work after the
+ * engine was closed. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,9 +1,9 @@
 /* The whole C interface of tensor-transport: what bindings/ mirrors and nothing else is visible.
  *
- * Conventions: functions return 0 or a positive count on success and a negative enum tn_status otherwise; outputs are
- * set only on success; the reason of the last failure on this thread is in tn_last_error(). Times are nanoseconds of
- * CLOCK_MONOTONIC; sizes are bytes. Any function may be called from any thread unless it says otherwise. C never calls
- * back into the caller's language.
+ * Conventions: functions return 0 or a positive count on success and a negative enum tn_status
+ * otherwise; outputs are set only on success; the reason of the last failure on this thread is in
+ * tn_last_error(). Times are nanoseconds of CLOCK_MONOTONIC; sizes are bytes. Any function may be
+ * called from any thread unless it says otherwise. C never calls back into the caller's language.
  */
 #ifndef TRANSPORT_NATIVE_H
 #define TRANSPORT_NATIVE_H
@@ -45,7 +45,8 @@ enum tn_status {
 enum tn_access { TN_READ = 1, TN_WRITE = 2 };
 enum tn_op { TN_OP_READ = 1, TN_OP_WRITE = 2 };
 
-/* Providers that this library ships; third parties are given the ids from TN_PROVIDER_FIRST_FOREIGN on. */
+/* Providers that this library ships; third parties are given the ids from TN_PROVIDER_FIRST_FOREIGN
+ * on. */
 enum tn_provider_id {
     TN_PROVIDER_SHM = 0,
     TN_PROVIDER_VERBS = 1,
@@ -61,7 +62,8 @@ struct tn_segment;
 struct tn_transfer;
 struct tn_queue;
 
-/* ---- errors, copying, facts ------------------------------------------------------------------------------------- */
+/* ---- errors, copying, facts
+ * ------------------------------------------------------------------------------------- */
 const char *tn_version(void);
 const char *tn_last_error(void); /* text of this thread's last failure; "" if none */
 int tn_last_errno(void);
@@ -77,12 +79,14 @@ enum tn_copy_kind {
 void tn_copy(void *to, const void *from, size_t bytes);
 int tn_copy_as(enum tn_copy_kind kind, void *to, const void *from,
                size_t bytes); /* TN_UNAVAILABLE if not on this CPU */
-/* Median-friendly copy loop in C: copies bytes `iterations` times with `threads` threads at once (each its own share of
- * the buffer); writes each iteration's ns to `ns`. */
+/* Median-friendly copy loop in C: copies bytes `iterations` times with `threads` threads at once
+ * (each its own share of the buffer); writes each iteration's ns to `ns`. */
 int tn_copy_measure(enum tn_copy_kind kind, void *to, const void *from, size_t bytes,
                     uint32_t threads, uint32_t iterations, uint64_t *ns);
 
-/* ---- engine ------------------------------------------------------------------------------------------------------ */
+/* ---- engine
+ * ------------------------------------------------------------------------------------------------------
+ */
 struct tn_engine_options {
     uint8_t incarnation[TN_INCARNATION_BYTES];
     uint64_t
@@ -97,9 +101,9 @@ struct tn_engine_options {
 };
 
 int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **out);
-/* Fails everything in flight with TN_CLOSED, stops the thread, frees all. No other call on this engine, its peers or
- * regions may run or follow. Of transfers not yet released, waits that have begun end, and all but wait, watch and cancel
- * may follow. */
+/* Fails everything in flight with TN_CLOSED, stops the thread, frees all. No other call on this
+ * engine, its peers or regions may run or follow. Of transfers not yet released, waits that have
+ * begun end, and all but wait, watch and cancel may follow. */
 void tn_engine_close(struct tn_engine *engine);
 
 enum tn_event_kind {
@@ -119,7 +123,9 @@ int tn_engine_event_fd(struct tn_engine *engine); /* readable while events wait 
 /* 1 and an event, or 0 when there is none. `buffer` must hold TN_MAX_CONTROL bytes. */
 int tn_engine_next_event(struct tn_engine *engine, struct tn_event *event, void *buffer);
 
-/* ---- memory ------------------------------------------------------------------------------------------------------ */
+/* ---- memory
+ * ------------------------------------------------------------------------------------------------------
+ */
 /* A segment is a sealed memfd mapped here, which peers on this host may map too. */
 int tn_segment_open(struct tn_engine *engine, uint64_t bytes, uint32_t access,
                     struct tn_segment **out);
@@ -146,28 +152,35 @@ struct tn_remote {
     uint32_t rkeys[TN_MAX_RAILS];
 };
 
-/* `segment` may be NULL (private memory). A region whose access differs from its segment's is not offered for mapping. */
+/* `segment` may be NULL (private memory). A region whose access differs from its segment's is not
+ * offered for mapping. */
 int tn_region_open(struct tn_engine *engine, void *address, uint64_t length, uint32_t access,
                    struct tn_segment *segment, struct tn_region **out);
 void tn_region_describe(struct tn_region *region, struct tn_remote *out);
-/* Revokes the region everywhere at once, then waits until no peer can touch the memory any more. TN_DEADLINE: something
- * still may; the memory must not be given back yet (tn_region_quiet tells when it may). Idempotent until release. */
+/* Revokes the region everywhere at once, then waits until no peer can touch the memory any more.
+ * TN_DEADLINE: something still may; the memory must not be given back yet (tn_region_quiet tells
+ * when it may). Idempotent until release. */
 int tn_region_close(struct tn_region *region, uint64_t timeout_ns);
 int tn_region_quiet(struct tn_region *region);    /* 1: closed and nobody can touch its memory */
 void tn_region_release(struct tn_region *region); /* only after it is quiet */
 
-/* ---- peers ------------------------------------------------------------------------------------------------------- */
-/* A peer begins as "connecting": transfers submitted to it wait (within their deadlines) until tn_peer_up. */
+/* ---- peers
+ * -------------------------------------------------------------------------------------------------------
+ */
+/* A peer begins as "connecting": transfers submitted to it wait (within their deadlines) until
+ * tn_peer_up. */
 int tn_peer_open(struct tn_engine *engine, const uint8_t incarnation[TN_INCARNATION_BYTES],
                  uint64_t cookie, struct tn_peer **out);
 /* The engine's own incarnation: transfers between its own regions and local memory. Up at once. */
 int tn_peer_open_self(struct tn_engine *engine, uint64_t cookie, struct tn_peer **out);
-/* Hands over the authenticated, connected stream socket (owned by C from here, also on failure) and lets the waiting
- * transfers go. Providers must have been attached before. `as_provider`: TN_PROVIDER_TCP for an inet socket,
- * TN_PROVIDER_SHM for a unix socket (its stream is then shm's last resort), or TN_PROVIDER_TCP where this engine has no
- * shm; `peer_notify_depth` is what the peer's engine was opened with. */
+/* Hands over the authenticated, connected stream socket (owned by C from here, also on failure) and
+ * lets the waiting transfers go. Providers must have been attached before. `as_provider`:
+ * TN_PROVIDER_TCP for an inet socket, TN_PROVIDER_SHM for a unix socket (its stream is then shm's
+ * last resort), or TN_PROVIDER_TCP where this engine has no shm; `peer_notify_depth` is what the
+ * peer's engine was opened with. */
 int tn_peer_up(struct tn_peer *peer, int fd, uint32_t as_provider, uint32_t peer_notify_depth);
-/* Ends the connection or the attempt: everything in flight fails with `status` (TN_PEER_LOST, TN_PEER_REFUSED, ...). */
+/* Ends the connection or the attempt: everything in flight fails with `status` (TN_PEER_LOST,
+ * TN_PEER_REFUSED, ...). */
 void tn_peer_down(struct tn_peer *peer, int status, const char *text);
 int tn_peer_state(
     struct tn_peer *peer); /* TN_PENDING connecting, TN_OK up, negative: why it is down */
@@ -190,8 +203,11 @@ void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out);
 int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text,
                     size_t capacity);
 
-/* ---- transfers --------------------------------------------------------------------------------------------------- */
-/* `rows` rows of `length` bytes; row r begins at local_address + r * local_stride and remote_offset + r * remote_stride. */
+/* ---- transfers
+ * ---------------------------------------------------------------------------------------------------
+ */
+/* `rows` rows of `length` bytes; row r begins at local_address + r * local_stride and remote_offset
+ * + r * remote_stride. */
 struct tn_range {
     uint64_t local_address;
     struct tn_region *local_region; /* may be NULL; RDMA needs it */
@@ -217,7 +233,8 @@ struct tn_batch {
     uint32_t notify_remote; /* index into remotes: the region that the notification names */
 };
 
-/* Checks everything, then begins. The structs are copied; the memory must stay until the transfer is quiet. */
+/* Checks everything, then begins. The structs are copied; the memory must stay until the transfer
+ * is quiet. */
 int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out);
 
 struct tn_result {
@@ -235,20 +252,23 @@ int tn_transfer_status(struct tn_transfer *transfer); /* TN_PENDING, TN_OK or ne
 int tn_transfer_quiet(
     struct tn_transfer *transfer); /* 1: no byte of it can move any more, here or there */
 void tn_transfer_result(struct tn_transfer *transfer, struct tn_result *out);
-/* Makes progress until the transfer ends or the time is over: the status, or TN_PENDING. Also returns (TN_PENDING) on
- * a signal. */
+/* Makes progress until the transfer ends or the time is over: the status, or TN_PENDING. Also
+ * returns (TN_PENDING) on a signal. */
 int tn_transfer_wait(struct tn_transfer *transfer, uint64_t timeout_ns);
 /* As above, until it is quiet: 1, or 0 when the time is over. */
 int tn_transfer_wait_quiet(struct tn_transfer *transfer, uint64_t timeout_ns);
 void tn_transfer_cancel(struct tn_transfer *transfer);
-/* When the transfer ends, put `cookie` into `queue`: TN_PENDING, or the status if it has ended (then nothing is put). */
+/* When the transfer ends, put `cookie` into `queue`: TN_PENDING, or the status if it has ended
+ * (then nothing is put). */
 int tn_transfer_watch(struct tn_transfer *transfer, struct tn_queue *queue, uint64_t cookie);
-/* The caller loses interest before it is quiet: TN_PENDING and later an event TN_EVENT_RETIRED with `cookie`, upon which
- * tn_transfer_release is called; or TN_OK if it is quiet already (no event). */
+/* The caller loses interest before it is quiet: TN_PENDING and later an event TN_EVENT_RETIRED with
+ * `cookie`, upon which tn_transfer_release is called; or TN_OK if it is quiet already (no event).
+ */
 int tn_transfer_abandon(struct tn_transfer *transfer, uint64_t cookie);
 void tn_transfer_release(struct tn_transfer *transfer); /* only when quiet */
 
-/* ---- completion queues: one per event loop or poller ------------------------------------------------------------- */
+/* ---- completion queues: one per event loop or poller
+ * ------------------------------------------------------------- */
 int tn_queue_open(struct tn_engine *engine, struct tn_queue **out);
 int tn_queue_fd(struct tn_queue *queue); /* an eventfd: readable when armed and something came */
 uint32_t tn_queue_reap(struct tn_queue *queue, uint64_t *cookies, uint32_t capacity);
@@ -257,7 +277,9 @@ int tn_queue_arm(struct tn_queue *queue); /* 1: something is there already, reap
 void tn_queue_want_notifications(struct tn_queue *queue, int wanted);
 void tn_queue_close(struct tn_queue *queue);
 
-/* ---- notifications ----------------------------------------------------------------------------------------------- */
+/* ---- notifications
+ * -----------------------------------------------------------------------------------------------
+ */
 struct tn_notification {
     uint64_t peer_cookie;
     uint64_t region_number;
@@ -265,19 +287,22 @@ struct tn_notification {
     uint8_t payload[TN_MAX_NOTIFY];
 };
 int tn_notification_poll(struct tn_engine *engine, struct tn_notification *out); /* 1 or 0 */
-/* Makes progress until one is there: 1, or 0 when the time is over (or on a signal). Does not take it. */
+/* Makes progress until one is there: 1, or 0 when the time is over (or on a signal). Does not take
+ * it. */
 int tn_notification_wait(struct tn_engine *engine, uint64_t timeout_ns);
 
-/* ---- shm: what two engines on one host exchange over a unix socket before they can share memory ------------------ */
+/* ---- shm: what two engines on one host exchange over a unix socket before they can share memory
+ * ------------------ */
 struct tn_shm_connection;
 struct tn_shm_offer {
-    uint64_t
-        token_address; /* the peer proves that process_vm reaches this engine by reading the token there */
+    uint64_t token_address; /* the peer proves that process_vm reaches this engine by reading the
+                               token there */
     uint8_t token[TN_KEY_BYTES];
     uint64_t directory_bytes;
 };
 int tn_shm_connection_open(struct tn_engine *engine, struct tn_shm_connection **out);
-/* fds: [0] the region directory (read-only), [1] the hazard page; borrowed, valid while the connection is. */
+/* fds: [0] the region directory (read-only), [1] the hazard page; borrowed, valid while the
+ * connection is. */
 int tn_shm_connection_offer(struct tn_shm_connection *connection, struct tn_shm_offer *offer,
                             int fds[2]);
 /* `pid` as the kernel tells (SO_PEERCRED). Takes the descriptors, also on failure. */
@@ -290,7 +315,8 @@ int tn_shm_connection_attach(struct tn_shm_connection *connection,
 void tn_shm_connection_close(
     struct tn_shm_connection *connection); /* only if it was not attached */
 
-/* ---- verbs: RDMA through libibverbs, which is opened when first asked for ----------------------------------------- */
+/* ---- verbs: RDMA through libibverbs, which is opened when first asked for
+ * ----------------------------------------- */
 /* `library`: path to load instead of libibverbs.so.1, or NULL. */
 #define TN_VERBS_NAME 64
 #define TN_VERBS_GID 16
@@ -323,7 +349,8 @@ struct tn_verbs_port {
 int tn_verbs_probe(const char *library, char *text, size_t capacity);
 /* All ports of all devices: how many there are (at most `capacity` are written), or negative. */
 int tn_verbs_ports(const char *library, struct tn_verbs_port *ports, uint32_t capacity);
-/* The first `capacity` entries of the port's GID table, 16 bytes each; unused ones are zero. Returns how many. */
+/* The first `capacity` entries of the port's GID table, 16 bytes each; unused ones are zero.
+ * Returns how many. */
 int tn_verbs_gids(const char *library, const char *device, uint32_t port, uint8_t *gids,
                   uint32_t capacity);
 

@@ -1,5 +1,5 @@
-/* The regions that this engine owns: a table by number, and the directory page that peers on this host map to see at once
- * that a region was revoked. */
+/* The regions that this engine owns: a table by number, and the directory page that peers on this
+ * host map to see at once that a region was revoked. */
 #ifndef TN_MEMORY_REGION_H
 #define TN_MEMORY_REGION_H
 
@@ -23,8 +23,9 @@ struct tn_region {
     void *provider_data[TN_MAX_PROVIDERS]; /* e.g. memory registrations */
 };
 
-/* The directory: one word per region number, its generation while the region is live. In a memfd of `bytes` bytes; the fd is
- * read-only for peers. Numbers begin at 1: word 0 holds TN_DIRECTORY_MAGIC. A slot's generation only grows. */
+/* The directory: one word per region number, its generation while the region is live. In a memfd of
+ * `bytes` bytes; the fd is read-only for peers. Numbers begin at 1: word 0 holds
+ * TN_DIRECTORY_MAGIC. A slot's generation only grows. */
 #define TN_DIRECTORY_MAGIC 0x544e4449524f4e45u
 
 int tn_regions_open(uint32_t max_regions, struct tn_regions **out);
@@ -39,15 +40,17 @@ int tn_regions_add(struct tn_regions *regions, void *address, uint64_t length, u
 void tn_regions_revoke(struct tn_region *region);
 /* Frees the struct and its number. Only when revoked and users == 0. */
 void tn_regions_remove(struct tn_region *region);
-/* Checks number, generation, key, range and access, and counts itself as a user: TN_OK, TN_STALE or TN_REMOTE_ACCESS. */
+/* Checks number, generation, key, range and access, and counts itself as a user: TN_OK, TN_STALE or
+ * TN_REMOTE_ACCESS. */
 int tn_regions_acquire(struct tn_regions *regions, uint64_t number, uint64_t generation,
                        const uint8_t key[TN_KEY_BYTES], uint64_t offset, uint64_t length,
                        uint32_t access, struct tn_region **out);
 void tn_region_use(struct tn_region *region);
 void tn_region_unuse(struct tn_region *region);
 
-/* Somebody who writes to our memory without asking us, in a place where we can see what he writes to. He stays registered
- * until he can write no more, also when his peer has been given up as lost: a stopped process goes on one day. */
+/* Somebody who writes to our memory without asking us, in a place where we can see what he writes
+ * to. He stays registered until he can write no more, also when his peer has been given up as lost:
+ * a stopped process goes on one day. */
 struct tn_guard {
     struct tn_list node;
     bool abandoned;

@@ -1,12 +1,14 @@
-/* The contract between the engine and a way to move bytes. This page and transfer.h are all that a provider sees of the
- * engine; a provider calls the engine only through struct tn_host.
+/* The contract between the engine and a way to move bytes. This page and transfer.h are all that a
+ * provider sees of the engine; a provider calls the engine only through struct tn_host.
  *
- * How a transfer is carried: the engine asks each attached link, in order, whether it accepts the transfer, and starts it on
- * the first that does. The link pulls pieces (tn_transfer_next) whenever it has room, moves them, and reports each
- * (tn_piece_done). Back-pressure is simply not pulling. Nothing is allocated per piece by the engine.
+ * How a transfer is carried: the engine asks each attached link, in order, whether it accepts the
+ * transfer, and starts it on the first that does. The link pulls pieces (tn_transfer_next) whenever
+ * it has room, moves them, and reports each (tn_piece_done). Back-pressure is simply not pulling.
+ * Nothing is allocated per piece by the engine.
  *
- * Locks: engine > link > transfer > leaf locks. A provider may call any tn_host or tn_transfer function while it holds its
- * own link lock; the engine never calls a link while it holds a lock that those functions need.
+ * Locks: engine > link > transfer > leaf locks. A provider may call any tn_host or tn_transfer
+ * function while it holds its own link lock; the engine never calls a link while it holds a lock
+ * that those functions need.
  */
 #ifndef TN_PROVIDERS_PROVIDER_H
 #define TN_PROVIDERS_PROVIDER_H
@@ -20,8 +22,8 @@
 struct tn_host;
 struct tn_transfer;
 
-/* A descriptor in the engine's epoll set, level-triggered. `ready` runs on the thread that drives progress: one at a
- * time per engine. */
+/* A descriptor in the engine's epoll set, level-triggered. `ready` runs on the thread that drives
+ * progress: one at a time per engine. */
 struct tn_watch {
     int fd;
     uint32_t events; /* EPOLLIN, EPOLLOUT */
@@ -36,12 +38,13 @@ struct tn_host {
     uint64_t liveness_ns;
     uint32_t stream_window;
 
-    /* Called by transfer.c only: the transfer's status became final / it became quiet (exactly once each). */
+    /* Called by transfer.c only: the transfer's status became final / it became quiet (exactly once
+     * each). */
     void (*ended)(struct tn_host *host, struct tn_transfer *transfer);
     void (*quiet)(struct tn_host *host, struct tn_transfer *transfer);
 
-    /* Lets waiting threads and the background thread call transfer->run(transfer) until it returns 0; several may run it
-     * at once. Takes its own reference. */
+    /* Lets waiting threads and the background thread call transfer->run(transfer) until it returns
+     * 0; several may run it at once. Takes its own reference. */
     void (*work)(struct tn_host *host, struct tn_transfer *transfer);
 
     int (*watch)(struct tn_host *host, struct tn_watch *watch);   /* add */
@@ -49,44 +52,47 @@ struct tn_host {
     void (*unwatch)(struct tn_host *host, struct tn_watch *watch);
     void (*kick)(struct tn_host *host); /* makes a sleeping driver look again */
 
-    /* The connection broke. The engine closes all of the peer's links soon, from the driving thread. Only the first call
-     * counts. `text` is copied. */
+    /* The connection broke. The engine closes all of the peer's links soon, from the driving
+     * thread. Only the first call counts. `text` is copied. */
     void (*peer_down)(struct tn_host *host, struct tn_peer *peer, int status, const char *text);
     void (*control)(struct tn_host *host, struct tn_peer *peer, const void *bytes,
                     size_t length); /* copied */
-    /* A notification arrived, after its data: copied into the bounded queue. TN_PROTOCOL if the peer has used more credits
-     * than it was given (the link then reports peer_down). */
+    /* A notification arrived, after its data: copied into the bounded queue. TN_PROTOCOL if the
+     * peer has used more credits than it was given (the link then reports peer_down). */
     int (*notified)(struct tn_host *host, struct tn_peer *peer, uint64_t region,
                     const void *payload, uint32_t length);
     void (*credited)(struct tn_host *host, struct tn_peer *peer,
                      uint32_t credits); /* the peer has read some of ours */
-    /* A segment descriptor that was asked for with want_segment arrived (owned by the callee), or fd -1: refused. */
+    /* A segment descriptor that was asked for with want_segment arrived (owned by the callee), or
+     * fd -1: refused. */
     void (*segment)(struct tn_host *host, struct tn_peer *peer, uint32_t number, int fd);
     void (*want_segment)(struct tn_host *host, struct tn_peer *peer,
                          uint32_t number); /* ask the peer over its stream */
 };
 
-/* One peer reached one way. All functions but `accepts` and `notify` may be called while transfers fly. */
+/* One peer reached one way. All functions but `accepts` and `notify` may be called while transfers
+ * fly. */
 struct tn_link_ops {
     uint32_t abi; /* TN_PROVIDER_ABI */
     const char *name;
     /* 0, or a negative status and the reason. Sets nothing. */
     int (*accepts)(void *link, const struct tn_transfer *transfer, char *why, size_t capacity);
-    /* Begins: says which path (tn_transfer_set_path). May complete it within the call, but the transfer is not quiet before
-     * start returns. A failure is reported through the transfer. */
+    /* Begins: says which path (tn_transfer_set_path). May complete it within the call, but the
+     * transfer is not quiet before start returns. A failure is reported through the transfer. */
     void (*start)(void *link, struct tn_transfer *transfer);
-    /* Sends the transfer's notification (all of its pieces are done; a credit is held): calls tn_notify_done. NULL: the
-     * peer's stream carries it. */
+    /* Sends the transfer's notification (all of its pieces are done; a credit is held): calls
+     * tn_notify_done. NULL: the peer's stream carries it. */
     void (*notify)(void *link, struct tn_transfer *transfer);
-    /* The transfer has failed already (deadline, cancel): give up what can be given up early. Never before start has
-     * returned; perhaps twice. Optional. */
+    /* The transfer has failed already (deadline, cancel): give up what can be given up early. Never
+     * before start has returned; perhaps twice. Optional. */
     void (*cancel)(void *link, struct tn_transfer *transfer);
-    /* The region was revoked: 1 when the peer can no longer touch its memory through this link, 0: ask again. Optional. */
+    /* The region was revoked: 1 when the peer can no longer touch its memory through this link, 0:
+     * ask again. Optional. */
     int (*revoke)(void *link, struct tn_region *region);
     /* The region's descriptor for a segment arrived (shm). Optional. */
     void (*segment)(void *link, uint32_t number, int fd);
-    /* The peer is gone or let go: completes every piece, with `status` where it is the first error. Called once, from the
-     * driving thread or tn_engine_close. */
+    /* The peer is gone or let go: completes every piece, with `status` where it is the first error.
+     * Called once, from the driving thread or tn_engine_close. */
     void (*close)(void *link, int status, const char *text);
     void (*free)(void *link); /* nobody uses it any more */
 };
@@ -105,7 +111,8 @@ struct tn_provider_ops {
     void (*close)(void *self);
 };
 
-/* In the engine (engine.c, peer.c); declared here because providers in other rooms and libraries call them. */
+/* In the engine (engine.c, peer.c); declared here because providers in other rooms and libraries
+ * call them. */
 int tn_engine_provider(struct tn_engine *engine, uint32_t id, const struct tn_provider_ops *ops,
                        void *self);
 struct tn_host *tn_engine_host(struct tn_engine *engine);

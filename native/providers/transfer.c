@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* The reference that "outstanding" holds until every piece has been handed out. Called with the lock held; the caller drops
- * the count after unlocking (the transfer may become quiet then). */
+/* The reference that "outstanding" holds until every piece has been handed out. Called with the
+ * lock held; the caller drops the count after unlocking (the transfer may become quiet then). */
 static bool mark_issued_all(struct tn_transfer *transfer)
 {
     bool first = !transfer->issued_all;

@@ -55,15 +55,16 @@ struct tn_transfer {
     char text[TN_TEXT_BYTES];
 
     _Atomic int32_t status; /* TN_PENDING until it ends */
-    /* Pieces handed out and not done, + 1 until issued_all, + 1 until start has returned, + 1 for a notification. */
+    /* Pieces handed out and not done, + 1 until issued_all, + 1 until start has returned, + 1 for a
+     * notification. */
     _Atomic uint64_t outstanding;
     _Atomic uint32_t references;
 
     /* The engine's own. */
     struct tn_list active, working, settling;
     bool waiting; /* `node` is in its peer's list; under the peer's lock */
-    bool
-        started; /* the link's start has returned: from now on it may be told to cancel; under lock */
+    bool started; /* the link's start has returned: from now on it may be told to cancel; under lock
+                   */
     bool notify_sent;
     _Atomic uint32_t is_quiet;
     bool abandoned;
@@ -72,20 +73,22 @@ struct tn_transfer {
     struct tn_list retired;
 };
 
-/* Hands out up to `capacity` pieces, all of one remote region, each at most `each` and together at most `total` bytes
- * (at least one piece is handed out if any is left). Neighbours that touch on both sides are one piece. 0: nothing is left,
- * or the transfer has failed. */
+/* Hands out up to `capacity` pieces, all of one remote region, each at most `each` and together at
+ * most `total` bytes (at least one piece is handed out if any is left). Neighbours that touch on
+ * both sides are one piece. 0: nothing is left, or the transfer has failed. */
 int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
                      uint64_t each, uint64_t total);
-/* `count` pieces need nothing more, whether they worked or not. The transfer may be freed within, unless a reference is held. */
+/* `count` pieces need nothing more, whether they worked or not. The transfer may be freed within,
+ * unless a reference is held. */
 void tn_piece_done(struct tn_transfer *transfer, uint64_t count);
-/* Ends the transfer with its first real error (TN_FLUSHED yields to any other that comes before it is quiet) and hands out
- * nothing more. Pieces in flight are still reported with tn_piece_done. */
+/* Ends the transfer with its first real error (TN_FLUSHED yields to any other that comes before it
+ * is quiet) and hands out nothing more. Pieces in flight are still reported with tn_piece_done. */
 void tn_transfer_fail(struct tn_transfer *transfer, int status, int error, uint32_t vendor,
                       const char *format, ...) __attribute__((format(printf, 5, 6)));
 /* How it is carried, for its owner, who may ask at any time. Called by start. */
 void tn_transfer_set_path(struct tn_transfer *transfer, const char *path);
-/* The notification was delivered into the peer's queue (or failed: call tn_transfer_fail before). */
+/* The notification was delivered into the peer's queue (or failed: call tn_transfer_fail before).
+ */
 void tn_notify_done(struct tn_transfer *transfer);
 static inline bool tn_transfer_stopped(struct tn_transfer *transfer)
 {

@@ -25,7 +25,8 @@ void pair_join(struct side *a, struct side *b, uint32_t depth); /* peers that ar
 void pair_open(struct side *a, struct side *b, size_t bytes, uint32_t depth);
 void pair_close_side(struct side *side);
 
-/* A transfer of the first bytes of `remote`; of `bytes` times `rows` bytes, all rows in the same place. */
+/* A transfer of the first bytes of `remote`; of `bytes` times `rows` bytes, all rows in the same
+ * place. */
 struct tn_transfer *pair_rows(struct side *from, const struct tn_remote *remote, uint32_t op,
                               void *local, uint64_t bytes, uint64_t rows);
 struct tn_transfer *pair_start(struct side *from, const struct tn_remote *remote, uint32_t op,

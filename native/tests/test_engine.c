@@ -1,4 +1,5 @@
-/* Two whole engines in one process, joined by a socket pair: submission, completion, notifications, deadlines, loss. */
+/* Two whole engines in one process, joined by a socket pair: submission, completion, notifications,
+ * deadlines, loss. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

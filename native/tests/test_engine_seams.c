@@ -1,5 +1,5 @@
-/* The seams between the engine and its links, and between its threads: a link under the test's control stops time where it
- * hurts. */
+/* The seams between the engine and its links, and between its threads: a link under the test's
+ * control stops time where it hurts. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -14,7 +14,8 @@
 #include "tests/check.h"
 #include "tests/engine_pair.h"
 
-/* ---- a link that does as it is told ---------------------------------------------------------------------------------- */
+/* ---- a link that does as it is told
+ * ---------------------------------------------------------------------------------- */
 
 struct puppet {
     void (*on_start)(struct puppet *puppet, struct tn_transfer *transfer);
@@ -130,8 +131,9 @@ static void test_cancel_while_it_is_started(void)
     CHECK(puppet.done);
 }
 
-/* The last of the peer goes while its second notification is being sent, by a thread that came for something else, and the
- * other end acknowledges at once. The background thread cannot play this: it has to bury the peer. */
+/* The last of the peer goes while its second notification is being sent, by a thread that came for
+ * something else, and the other end acknowledges at once. The background thread cannot play this:
+ * it has to bury the peer. */
 static void lose_peer_in_notify(struct puppet *puppet, struct tn_transfer *transfer)
 {
     struct tn_event event;
@@ -207,7 +209,8 @@ static void test_notification_before_the_stream(void)
     pair_close_side(&b);
 }
 
-/* ---- a peer that is connected and does nothing ----------------------------------------------------------------------- */
+/* ---- a peer that is connected and does nothing
+ * ----------------------------------------------------------------------- */
 
 /* The first side's peer is a socket that nobody reads: the other end is returned. */
 static int join_nobody(struct side *a)
@@ -294,7 +297,8 @@ static void test_segment_that_never_comes(void)
     tn_segment_close(segment);
 }
 
-/* ---- coming up against going down ------------------------------------------------------------------------------------ */
+/* ---- coming up against going down
+ * ------------------------------------------------------------------------------------ */
 
 static _Atomic uint32_t go;
 
@@ -341,7 +345,9 @@ static void test_up_against_down(void)
     free(buffer);
 }
 
-/* ---- threads --------------------------------------------------------------------------------------------------------- */
+/* ---- threads
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 /* A provider at which the driver stops on its way to sleep. */
 static _Atomic int gate; /* 0 open, 1 closed, 2 the driver stands before it */
@@ -380,7 +386,8 @@ static void test_deadline_set_before_the_driver_sleeps(void)
     pair_close_side(&a);
 }
 
-/* Copying goes on for long, and nobody waits: the rest of the engine must not stand still meanwhile. */
+/* Copying goes on for long, and nobody waits: the rest of the engine must not stand still
+ * meanwhile. */
 static void test_copies_and_chores(void)
 {
     struct side a = {0};
@@ -440,7 +447,8 @@ static void test_deadlines_within_submit(void)
     pair_close_side(&a);
 }
 
-/* Whoever waits returns upon a signal, whether it drives the engine or sleeps while another does. */
+/* Whoever waits returns upon a signal, whether it drives the engine or sleeps while another does.
+ */
 static void test_signals(void)
 {
     struct side a = {0};

@@ -1,6 +1,6 @@
-/* Several engines in one process, joined in every way that needs no hardware, and threads that do to them whatever their
- * callers may: the data is verified, every transfer ends and becomes quiet, and nothing is left behind. A failure prints the
- * seed; TN_SEED runs it again. */
+/* Several engines in one process, joined in every way that needs no hardware, and threads that do
+ * to them whatever their callers may: the data is verified, every transfer ends and becomes quiet,
+ * and nothing is left behind. A failure prints the seed; TN_SEED runs it again. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <dirent.h>
@@ -23,7 +23,8 @@
 #define PART 8192u
 #define SHIFTING (WORKERS * JOBS * PART) /* bytes of the region that is closed and opened again */
 #define SECOND UINT64_C(1000000000)
-#define LONG (20 * SECOND) /* a sanitizer on a busy machine is slow; nothing should come near it */
+/* A sanitizer on a busy machine is slow; nothing should come near it. */
+#define LONG (20 * SECOND)
 
 struct job {
     pthread_mutex_t lock; /* transfer: who cancels it must not find it freed */
@@ -75,7 +76,8 @@ static uint8_t pattern(int side, uint64_t epoch, uint64_t offset)
     return (uint8_t)((offset * 31 + offset / 251) ^ (epoch * 89) ^ ((uint64_t)side * 57));
 }
 
-/* ---- opening, joining, closing --------------------------------------------------------------------------------------- */
+/* ---- opening, joining, closing
+ * --------------------------------------------------------------------------------------- */
 
 static void open_shifting(int number)
 {
@@ -155,7 +157,8 @@ static void share_memory(struct tn_peer *ends[2], struct side *owners[2])
             tn_shm_connection_close(connections[i]);
 }
 
-/* Sides 0 and 1 share memory, 1 and 2 have TCP, 0 and 2 a unix stream. Transfers may wait for this to happen. */
+/* Sides 0 and 1 share memory, 1 and 2 have TCP, 0 and 2 a unix stream. Transfers may wait for this
+ * to happen. */
 static void join(int i, int j, struct tn_peer *ends[2])
 {
     int fds[2];
@@ -201,7 +204,9 @@ static void close_sides(void)
     }
 }
 
-/* ---- transfers ------------------------------------------------------------------------------------------------------- */
+/* ---- transfers
+ * -------------------------------------------------------------------------------------------------------
+ */
 
 static void plan(struct job *job, uint64_t *random)
 {
@@ -324,7 +329,9 @@ static void abandon(struct job *job)
         release_abandoned(job);
 }
 
-/* ---- threads --------------------------------------------------------------------------------------------------------- */
+/* ---- threads
+ * ---------------------------------------------------------------------------------------------------------
+ */
 
 static void wait_somehow(struct job *job, struct tn_queue *queues[SIDES], uint64_t *random)
 {
@@ -411,7 +418,8 @@ static void *kill_jobs(void *argument)
     return NULL;
 }
 
-/* One end goes down, and the other must notice; new ones are there at once and connected a little later. */
+/* One end goes down, and the other must notice; new ones are there at once and connected a little
+ * later. */
 static void rejoin(int i, int j, uint64_t *random)
 {
     struct tn_peer *old[2] = {peers[i][j], peers[j][i]}, *ends[2];
@@ -510,7 +518,9 @@ static void round_of(uint64_t duration)
             release_abandoned(&jobs[k]);
 }
 
-/* ---- what is left ---------------------------------------------------------------------------------------------------- */
+/* ---- what is left
+ * ----------------------------------------------------------------------------------------------------
+ */
 
 static int entries(const char *path)
 {

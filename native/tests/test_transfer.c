@@ -1,4 +1,5 @@
-/* The cursor of a transfer: every byte is handed out exactly once, neighbours become one piece, limits hold, failure stops. */
+/* The cursor of a transfer: every byte is handed out exactly once, neighbours become one piece,
+ * limits hold, failure stops. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -112,7 +113,8 @@ static void test_failure_stops_and_flush_yields(void)
     tn_transfer_unreference(transfer);
 }
 
-/* Random ranges of rows with random strides; the local and remote byte of every index must be paired once. */
+/* Random ranges of rows with random strides; the local and remote byte of every index must be
+ * paired once. */
 static void test_every_byte_once(unsigned seed)
 {
     enum { SPAN = 4096, RANGES = 8 };

@@ -1,5 +1,5 @@
-/* The verbs provider over a software double of libibverbs ($TN_FAKES/fakeverbs.so), two engines in one process: what a real
- * device does not do on demand. */
+/* The verbs provider over a software double of libibverbs ($TN_FAKES/fakeverbs.so), two engines in
+ * one process: what a real device does not do on demand. */
 #include <dlfcn.h>
 #include <errno.h>
 
@@ -71,7 +71,8 @@ static void test_any_number_of_requests(void)
     close_pair(&a, &b);
 }
 
-/* A send queue that is smaller than it claims, refusing in each of the known styles, is back-pressure. */
+/* A send queue that is smaller than it claims, refusing in each of the known styles, is
+ * back-pressure. */
 static void test_full_send_queue(void)
 {
     static const long limits[] = {16, 17, 20, 40};
@@ -170,8 +171,9 @@ static void test_notifications(void)
     close_pair(&a, &b);
 }
 
-/* Of many in flight exactly one has the real error, those before it worked, those after it say what ended them, and each ends
- * once (the engine's counts in close_pair and end_finish would show otherwise). */
+/* Of many in flight exactly one has the real error, those before it worked, those after it say what
+ * ended them, and each ends once (the engine's counts in close_pair and end_finish would show
+ * otherwise). */
 static void test_first_error_is_kept(void)
 {
     struct end a, b;
@@ -192,7 +194,8 @@ static void test_first_error_is_kept(void)
         CHECK(i != 10 || (result.error == 12 && result.vendor == 0x99));
     }
     end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, "on"), TN_OK, "tcp");
-    /* The other end is not told: its next one finds nobody, the one after that takes the other path. */
+    /* The other end is not told: its next one finds nobody, the one after that takes the other
+     * path. */
     range = end_range(&b, 0, 0, 4096);
     end_finish(end_submit(&b, TN_OP_READ, &b.theirs.memory, &range, 1, NULL), TN_VERBS, "rc");
     end_finish(end_submit(&b, TN_OP_READ, &b.theirs.memory, &range, 1, NULL), TN_OK, "tcp");

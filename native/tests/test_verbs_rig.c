@@ -1,8 +1,8 @@
 /* Two engines in two processes over a real RDMA device, through the public interface only.
  *
- *   test_verbs_rig                            both ends on this host's first device; skips where there is none
- *   test_verbs_rig listen DEVICE              one end each, on two hosts: prints "ready" when it listens
- *   test_verbs_rig connect DEVICE ADDRESS [bench BYTES WINDOW SECONDS [read]]
+ *   test_verbs_rig                            both ends on this host's first device; skips where
+ * there is none test_verbs_rig listen DEVICE              one end each, on two hosts: prints
+ * "ready" when it listens test_verbs_rig connect DEVICE ADDRESS [bench BYTES WINDOW SECONDS [read]]
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -101,7 +101,8 @@ static void test_refusals(struct end *end)
     end_finish(end_submit(end, TN_OP_WRITE, &end->theirs.memory, &last, 1, "bye"), TN_OK, NULL);
 }
 
-/* An answer may arrive and yet end as flushed, when the peer breaks the queue pair before its acknowledgement is seen. */
+/* An answer may arrive and yet end as flushed, when the peer breaks the queue pair before its
+ * acknowledgement is seen. */
 static void reply(struct end *end, const char *text)
 {
     struct tn_range none = end_range(end, 0, 0, 1);
@@ -135,7 +136,8 @@ static void serve(struct end *end)
     }
 }
 
-/* As perftest does it: the same buffers all the time. Spread over memory that no cache holds, Soft-RoCE moves a third less. */
+/* As perftest does it: the same buffers all the time. Spread over memory that no cache holds,
+ * Soft-RoCE moves a third less. */
 static void bench(struct end *end, uint64_t bytes, uint32_t window, double seconds, uint32_t op)
 {
     struct tn_transfer **ring = calloc(window, sizeof(struct tn_transfer *));

@@ -1,5 +1,5 @@
-/* One end of a connection over an RDMA device, real or double, for test programs: an engine with its memory, and what it takes
- * to join two of them over any connected stream socket. */
+/* One end of a connection over an RDMA device, real or double, for test programs: an engine with
+ * its memory, and what it takes to join two of them over any connected stream socket. */
 #ifndef TN_TESTS_VERBS_END_H
 #define TN_TESTS_VERBS_END_H
 
@@ -42,7 +42,8 @@ struct tn_range end_range(struct end *end, uint64_t local, uint64_t remote, uint
 struct tn_transfer *end_submit(struct end *end, uint32_t op, const struct tn_remote *remote,
                                const struct tn_range *ranges, uint64_t n_ranges,
                                const char *notify);
-/* Waits for the end and the quiet; fails the test on another status than expected, or another path if one is given. */
+/* Waits for the end and the quiet; fails the test on another status than expected, or another path
+ * if one is given. */
 void end_finish(struct tn_transfer *transfer, int expected, const char *path);
 struct tn_result end_result(struct tn_transfer *transfer); /* waits, then releases it */
 void end_expect_note(struct end *end, char *text, size_t capacity);

@@ -1,6 +1,7 @@
-/* A software double of libibverbs: one device, reliable connected queue pairs between any two of one process, carried out in
- * order by a thread of its own. It checks keys, ranges and access as a NIC does, stops queue pairs on errors and gives back
- * what was posted; and it can be told to misbehave: fakeverbs_ctl("name", value), see struct knobs.
+/* A software double of libibverbs: one device, reliable connected queue pairs between any two of
+ * one process, carried out in order by a thread of its own. It checks keys, ranges and access as a
+ * NIC does, stops queue pairs on errors and gives back what was posted; and it can be told to
+ * misbehave: fakeverbs_ctl("name", value), see struct knobs.
  */
 #ifndef FAKEVERBS_H
 #define FAKEVERBS_H
@@ -59,8 +60,8 @@ struct fake_qp {
     struct ibv_qp base;
     struct ibv_qp_init_attr init;
     unsigned dest;
-    struct fake_wr *
-        sends; /* [done, posted) wait; [freed, done) are over but their places are not known to be */
+    struct fake_wr *sends; /* [done, posted) wait; [freed, done) are over but their places are not
+                              known to be */
     unsigned long freed, done, posted;
     uint64_t *receives;
     unsigned long received, receives_posted;

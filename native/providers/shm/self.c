@@ -97,7 +97,8 @@ static void self_start(void *link, struct tn_transfer *transfer)
     tn_transfer_unreference(transfer);
 }
 
-/* Transfers that nobody has run yet stay in the engine's work list, where they end by themselves. */
+/* Transfers that nobody has run yet stay in the engine's work list, where they end by themselves.
+ */
 static void self_close(void *link, int status, const char *text)
 {
     (void)link, (void)status, (void)text;

@@ -23,8 +23,9 @@
 #define TN_LINK_STAGING_BUSY (64u << 10)
 #define TN_LINK_COPY \
     (UINT64_C(1) << 20) /* bytes per system call, so that the lock is not held for longer */
-#define TN_LINK_TURN \
-    (UINT64_C(4) << 20) /* bytes each way per visit of the driver, so that other peers get theirs */
+#define TN_LINK_TURN                                                                              \
+    (UINT64_C(4) << 20) /* bytes each way per visit of the driver, so that other peers get theirs \
+                         */
 #define TN_LINK_READ_AHEAD \
     (UINT64_C(8) << 20)       /* bytes asked for and not yet here; or 8 chunks, if that is more */
 #define TN_LINK_CONTROLS 1024 /* control messages not yet sent */

@@ -6,7 +6,8 @@
 
 #include "providers/verbs/verbs.h"
 
-/* After this long a queue pair that should give back its requests is destroyed without having done so. */
+/* After this long a queue pair that should give back its requests is destroyed without having done
+ * so. */
 #define DRAIN_MS 500
 
 static int grow_entries(struct tn_verbs_rail *rail)
@@ -47,8 +48,8 @@ static void leave(struct tn_verbs_connection *connection)
 {
     struct tn_verbs_rail *rail = connection->rail;
     pthread_mutex_lock(&rail->poll_lock);
-    /* Some devices leave a destroyed queue pair's completions in the queue; out with them before their places are given
-     * to another. */
+    /* Some devices leave a destroyed queue pair's completions in the queue; out with them before
+     * their places are given to another. */
     tn_verbs_rail_reap(rail);
     rail->entries[connection->index].connection = NULL;
     connection->cq->reserved -= connection->depth + rail->options.notify_slots;
@@ -201,8 +202,9 @@ static bool drained(struct tn_verbs_connection *connection)
     return done;
 }
 
-/* Stopping the queue pair makes the device give back each request; what it does not give back in time is over once the
- * queue pair is destroyed, because the device touches no memory on its account after that. */
+/* Stopping the queue pair makes the device give back each request; what it does not give back in
+ * time is over once the queue pair is destroyed, because the device touches no memory on its
+ * account after that. */
 static void end(struct tn_verbs_connection *connection, int status, const char *text)
 {
     pthread_mutex_lock(&connection->lock);

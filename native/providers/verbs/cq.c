@@ -75,7 +75,8 @@ static void leave(struct tn_verbs_connection *connection)
     pthread_mutex_unlock(&connection->lock);
 }
 
-/* Completions of one connection come in runs: its lock is taken, and its queue filled up, once per run. */
+/* Completions of one connection come in runs: its lock is taken, and its queue filled up, once per
+ * run. */
 static void handle(struct tn_verbs_rail *rail, const struct ibv_wc *wcs, int count)
 {
     struct tn_verbs_connection *held = NULL;

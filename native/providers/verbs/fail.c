@@ -1,5 +1,5 @@
-/* What completions mean, and how a queue pair that failed ends what was on it: each request exactly once, the first real
- * error kept, the flush that follows never reported in its place. */
+/* What completions mean, and how a queue pair that failed ends what was on it: each request exactly
+ * once, the first real error kept, the flush that follows never reported in its place. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -109,7 +109,8 @@ static void fail_unposted(struct tn_verbs_connection *connection)
     }
 }
 
-/* From here on `accepts` says no. False if the connection was out of use before: its first reason stands. */
+/* From here on `accepts` says no. False if the connection was out of use before: its first reason
+ * stands. */
 static bool mark_broken(struct tn_verbs_connection *connection, int status, const char *text)
 {
     uint32_t state = atomic_load(&connection->state);
@@ -155,8 +156,9 @@ void tn_verbs_abandon(struct tn_verbs_connection *connection)
     atomic_store(&connection->state, TN_VERBS_CLOSED);
 }
 
-/* Requests complete in order, so one completion speaks for all before it that asked for none: after a success or a real
- * error they have succeeded; after a flush nobody knows, which for RDMA means that they failed. */
+/* Requests complete in order, so one completion speaks for all before it that asked for none: after
+ * a success or a real error they have succeeded; after a flush nobody knows, which for RDMA means
+ * that they failed. */
 void tn_verbs_complete(struct tn_verbs_connection *connection, const struct ibv_wc *wc)
 {
     uint64_t behind = (wc->wr_id - connection->tail) & TN_VERBS_POSITION_MASK;
@@ -174,7 +176,8 @@ void tn_verbs_complete(struct tn_verbs_connection *connection, const struct ibv_
         fail_until(connection, position + 1);
         return;
     }
-    /* The mark comes first: whoever hears of the failure and tries again must be sent another way. */
+    /* The mark comes first: whoever hears of the failure and tries again must be sent another way.
+     */
     bool first = mark_broken(connection, verdict.status, verdict.text);
     tn_verbs_retire(connection, position);
     struct tn_verbs_slot *slot = &connection->slots[position & (connection->depth - 1)];

@@ -123,7 +123,8 @@ static int count_ports(const struct tn_verbs_lib *lib, struct ibv_context *conte
     return lib->query_device(context, &attr) ? 0 : attr.phys_port_cnt;
 }
 
-/* A device that cannot be opened is one entry with port 0 and state 0, so that reports can name it. */
+/* A device that cannot be opened is one entry with port 0 and state 0, so that reports can name it.
+ */
 static uint32_t list_device(const struct tn_verbs_lib *lib, struct ibv_device *device,
                             struct tn_verbs_port *ports, uint32_t capacity)
 {

@@ -1,4 +1,5 @@
-/* The life of a queue pair up to ready, with errors that say which step failed and what was asked. */
+/* The life of a queue pair up to ready, with errors that say which step failed and what was asked.
+ */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>

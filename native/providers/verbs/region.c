@@ -71,8 +71,8 @@ bool tn_verbs_deregister(struct tn_verbs_rail *rail, struct ibv_mr *mr)
     return true;
 }
 
-/* LOCAL_WRITE is asked for even where peers may only read, because our own reads may land in the region; memory that is
- * mapped read-only refuses it (EFAULT) and goes without. */
+/* LOCAL_WRITE is asked for even where peers may only read, because our own reads may land in the
+ * region; memory that is mapped read-only refuses it (EFAULT) and goes without. */
 static int register_on(struct tn_verbs_rail *rail, struct tn_region *region,
                        struct tn_verbs_registration *made)
 {
@@ -97,8 +97,8 @@ static int register_on(struct tn_verbs_rail *rail, struct tn_region *region,
     return TN_OK;
 }
 
-/* The part of the region that peers and we can reach through one rail is all of it or nothing: a registration cut to the
- * device's limit would fail in the middle of a transfer. */
+/* The part of the region that peers and we can reach through one rail is all of it or nothing: a
+ * registration cut to the device's limit would fail in the middle of a transfer. */
 static bool fits(struct tn_verbs_rail *rail, uint64_t length, struct tn_verbs_registration *made)
 {
     if (length == 0)
@@ -164,8 +164,9 @@ void tn_verbs_region_close(void *self, struct tn_region *region)
     free(made);
 }
 
-/* Deregistering is what makes the NIC refuse the peer, and it is all or nothing: our own transfers use the same
- * registration. The region is revoked, so no new ones begin; those in flight end first. */
+/* Deregistering is what makes the NIC refuse the peer, and it is all or nothing: our own transfers
+ * use the same registration. The region is revoked, so no new ones begin; those in flight end
+ * first. */
 int tn_verbs_region_revoke(struct tn_region *region)
 {
     struct tn_verbs_registration *made = region->provider_data[TN_PROVIDER_VERBS];

@@ -1,6 +1,7 @@
-/* Notifications: each is an RDMA write with immediate data into a slot of a ring in the receiver's memory; the immediate is
- * the slot's number. The engine's credits bound how many are unread, the ring and its receive requests hold that many, so
- * a sender that keeps to them never meets a slot in use or a receiver that is not ready. */
+/* Notifications: each is an RDMA write with immediate data into a slot of a ring in the receiver's
+ * memory; the immediate is the slot's number. The engine's credits bound how many are unread, the
+ * ring and its receive requests hold that many, so a sender that keeps to them never meets a slot
+ * in use or a receiver that is not ready. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <string.h>
@@ -15,7 +16,8 @@ static size_t whole_pages(size_t bytes)
     return (bytes + page - 1) / page * page;
 }
 
-/* Whole pages of their own: fork protection works on pages, and the peer may write to the ring's only. */
+/* Whole pages of their own: fork protection works on pages, and the peer may write to the ring's
+ * only. */
 int tn_verbs_ring_open(struct tn_verbs_connection *connection)
 {
     struct tn_verbs_rail *rail = connection->rail;
@@ -52,7 +54,8 @@ void tn_verbs_ring_free(struct tn_verbs_connection *connection)
     connection->ring = NULL;
 }
 
-/* The requests name no memory: the data goes where the peer writes it, a receive only carries the immediate. */
+/* The requests name no memory: the data goes where the peer writes it, a receive only carries the
+ * immediate. */
 int tn_verbs_ring_post(struct tn_verbs_connection *connection, uint32_t count)
 {
     struct ibv_recv_wr requests[TN_VERBS_CHAIN], *bad;
@@ -79,8 +82,9 @@ static void accuse(struct tn_verbs_connection *connection, const char *text)
     host->peer_down(host, connection->peer, TN_PROTOCOL, text);
 }
 
-/* Hands on what lies in the next slot. `arrived` is what the NIC wrote there, 0 if that is not known any more. The header is
- * read once, before it is checked: the peer could change it meanwhile. */
+/* Hands on what lies in the next slot. `arrived` is what the NIC wrote there, 0 if that is not
+ * known any more. The header is read once, before it is checked: the peer could change it
+ * meanwhile. */
 static void deliver(struct tn_verbs_connection *connection, uint32_t arrived)
 {
     struct tn_verbs_note *note = &connection->ring[connection->ring_next];

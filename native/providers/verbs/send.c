@@ -64,7 +64,8 @@ uint64_t tn_verbs_wr_id(const struct tn_verbs_connection *connection, bool recei
            (receive ? TN_VERBS_RECEIVE : 0) | (position & TN_VERBS_POSITION_MASK);
 }
 
-/* Appends a request to the chain; the caller has seen that there is room, and fills in what it does. */
+/* Appends a request to the chain; the caller has seen that there is room, and fills in what it
+ * does. */
 struct ibv_send_wr *tn_verbs_build(struct tn_verbs_connection *connection,
                                    const struct tn_verbs_slot *slot)
 {
@@ -105,8 +106,8 @@ static uint32_t room(const struct tn_verbs_connection *connection)
     return (uint32_t)(places < chain ? places : chain);
 }
 
-/* Takes pieces of the first transfer; false when the window is full. A transfer that has more goes to the end, so that a
- * small one does not wait for all of a big one. */
+/* Takes pieces of the first transfer; false when the window is full. A transfer that has more goes
+ * to the end, so that a small one does not wait for all of a big one. */
 static bool take(struct tn_verbs_connection *connection)
 {
     struct tn_verbs_rail *rail = connection->rail;
@@ -162,9 +163,9 @@ static void shift(struct tn_verbs_connection *connection, uint64_t count)
     }
 }
 
-/* False when the send queue takes no more. Drivers say so with ENOMEM, -ENOMEM or -1, and some with other codes: whatever
- * is refused while completions are still to come is tried again after one, and what is refused with none to come is an
- * error. */
+/* False when the send queue takes no more. Drivers say so with ENOMEM, -ENOMEM or -1, and some with
+ * other codes: whatever is refused while completions are still to come is tried again after one,
+ * and what is refused with none to come is an error. */
 static bool post(struct tn_verbs_connection *connection)
 {
     uint64_t built = connection->head - connection->posted;

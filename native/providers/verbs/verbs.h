@@ -1,8 +1,9 @@
-/* The verbs provider's own structures. One struct tn_verbs per engine, a rail per device port, a connection (one reliable
- * queue pair and its notification ring) per peer and rail.
+/* The verbs provider's own structures. One struct tn_verbs per engine, a rail per device port, a
+ * connection (one reliable queue pair and its notification ring) per peer and rail.
  *
- * Locks: rail.poll_lock > connection.lock > transfer.lock. poll_lock is held by the one thread that reaps a rail, so that
- * the completions of a queue pair are handled in the order in which they came, and by whoever changes the rail's tables.
+ * Locks: rail.poll_lock > connection.lock > transfer.lock. poll_lock is held by the one thread that
+ * reaps a rail, so that the completions of a queue pair are handled in the order in which they
+ * came, and by whoever changes the rail's tables.
  */
 #ifndef TN_PROVIDERS_VERBS_VERBS_H
 #define TN_PROVIDERS_VERBS_VERBS_H
@@ -19,8 +20,8 @@
 
 /* Work requests per doorbell. Each connection keeps this many built requests (about 6 KiB). */
 #define TN_VERBS_CHAIN 32
-/* At least every so many requests one asks for a completion: a send queue whose entries nobody signalled can never be
- * found to have room again. */
+/* At least every so many requests one asks for a completion: a send queue whose entries nobody
+ * signalled can never be found to have room again. */
 #define TN_VERBS_SIGNAL_EVERY 16
 /* Notifications of one connection on their way at once. */
 #define TN_VERBS_STAGED 16
@@ -29,12 +30,14 @@
 #define TN_VERBS_FIRST_CQ 4096
 #define TN_VERBS_MAX_CONNECTIONS 65536
 #define TN_VERBS_REAP 32
-/* Before a thread sleeps while requests are in flight it looks this often for their completions, some 20 us, because a wake-up
- * through the kernel costs more than a small transfer. Counted rather than timed: a clock may be a system call. */
+/* Before a thread sleeps while requests are in flight it looks this often for their completions,
+ * some 20 us, because a wake-up through the kernel costs more than a small transfer. Counted rather
+ * than timed: a clock may be a system call. */
 #define TN_VERBS_SPINS 256
 #define TN_VERBS_SPINS_PER_YIELD 32
 
-/* A slot of the notification ring, as it lies in memory. The peer writes it: nothing in it is to be believed. */
+/* A slot of the notification ring, as it lies in memory. The peer writes it: nothing in it is to be
+ * believed. */
 struct tn_verbs_note {
     uint64_t region;
     uint32_t length;
@@ -59,7 +62,8 @@ struct tn_verbs_entry {
 
 struct tn_verbs_rail {
     struct tn_watch watch; /* the completion channel */
-    /* The provider's and one per connection: a peer, and with it its connection, may be let go after the engine. */
+    /* The provider's and one per connection: a peer, and with it its connection, may be let go
+     * after the engine. */
     _Atomic uint32_t references;
     struct tn_verbs *verbs;
     const struct tn_verbs_lib *lib;
@@ -134,20 +138,21 @@ struct tn_verbs_connection {
     uint32_t sequence;    /* of our first packet */
     uint32_t remote_rail; /* which of a handle's rkeys is for this connection */
     int32_t cause;        /* status of what broke or closed it */
-    bool
-        closing; /* the cause is for every transfer, rather than for the first and TN_FLUSHED for the others */
+    bool closing; /* the cause is for every transfer, rather than for the first and TN_FLUSHED for
+                     the others */
     char text[TN_TEXT_BYTES];
 
-    /* The send queue: requests [tail, posted) are in flight, [posted, head) are built and wait for room. */
+    /* The send queue: requests [tail, posted) are in flight, [posted, head) are built and wait for
+     * room. */
     uint64_t tail, posted, head;
     uint64_t signalled; /* one past the last request in flight that asks for a completion */
     uint64_t in_flight; /* bytes */
     struct tn_verbs_slot *slots;
     struct ibv_send_wr requests[TN_VERBS_CHAIN];
     struct ibv_sge sges[TN_VERBS_CHAIN];
-    struct tn_list queue; /* transfers with pieces to pull; a reference is held */
-    struct tn_list
-        notifies; /* transfers whose notification waits for room; no reference: they cannot be quiet */
+    struct tn_list queue;    /* transfers with pieces to pull; a reference is held */
+    struct tn_list notifies; /* transfers whose notification waits for room; no reference: they
+                                cannot be quiet */
 
     /* Notifications out. */
     struct tn_verbs_note *staged;
@@ -175,7 +180,8 @@ int tn_verbs_device_open(const struct tn_verbs_lib *lib, const char *device,
 uint32_t tn_verbs_mtu_bytes(enum ibv_mtu code);
 enum ibv_mtu
 tn_verbs_mtu_code(uint32_t bytes); /* the largest that does not exceed it; 0 below 256 */
-/* Verbs return errno, -errno, or -1 with errno, depending on the function and the driver: the errno in any case. */
+/* Verbs return errno, -errno, or -1 with errno, depending on the function and the driver: the errno
+ * in any case. */
 int tn_verbs_errno(int returned);
 
 /* rail.c */
@@ -185,7 +191,8 @@ void tn_verbs_rail_unreference(struct tn_verbs_rail *rail);
 int tn_verbs_cq_reserve(struct tn_verbs_rail *rail, uint32_t entries,
                         struct tn_verbs_cq **out);  /* poll_lock held */
 int tn_verbs_rail_reap(struct tn_verbs_rail *rail); /* poll_lock held; number of completions */
-/* poll_lock held. Completions that it reaped; 0: none, and whatever comes from now on raises an event. */
+/* poll_lock held. Completions that it reaped; 0: none, and whatever comes from now on raises an
+ * event. */
 int tn_verbs_rail_arm(struct tn_verbs_rail *rail);
 void tn_verbs_rail_ready(struct tn_watch *watch, uint32_t events);
 void tn_verbs_rail_acknowledge(struct tn_verbs_rail *rail);
@@ -193,8 +200,8 @@ void tn_verbs_rail_acknowledge(struct tn_verbs_rail *rail);
 /* region.c */
 int tn_verbs_region_open(void *self, struct tn_region *region);
 void tn_verbs_region_close(void *self, struct tn_region *region);
-/* Takes the peer's right to reach the region through any rail, unless our own transfers still use the registration: then
- * 0, and it is to be asked again. */
+/* Takes the peer's right to reach the region through any rail, unless our own transfers still use
+ * the registration: then 0, and it is to be asked again. */
 int tn_verbs_region_revoke(struct tn_region *region);
 int tn_verbs_register(struct tn_verbs_rail *rail, void *address, uint64_t length, int access,
                       struct ibv_mr **out);
