@@ -66,9 +66,10 @@ def test_a_caller_of_another_user_is_told_nothing(secret, caplog):
 
 
 def test_a_listener_of_another_user_is_told_nothing():
-    with open_plane() as one, as_nobody(LISTENER, "tensor-transport/impostor") as impostor:
+    name = f"tensor-transport/impostor-{os.getpid()}"
+    with open_plane() as one, as_nobody(LISTENER, name) as impostor:
         assert impostor.stdout.readline() == "ready\n"
         with pytest.raises(PeerRefused, match=f"another user .{NOBODY}."):
-            one.plane.connect("unix:@tensor-transport/impostor")
+            one.plane.connect(f"unix:@{name}")
         said, _ = impostor.communicate(timeout=20)
         assert said.strip() == "0"
