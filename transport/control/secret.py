@@ -63,12 +63,19 @@ def resolve(source: Source, settings: Settings) -> Secret | None:
     if isinstance(source, Path):
         return Secret(read_file(source))
     if source is not None:
-        return Secret(source.encode() if isinstance(source, str) else bytes(source))
+        return Secret(source.encode() if isinstance(source, str) else _as_bytes(source))
     if settings.secret is not None:
         return Secret(settings.secret.encode())
     if settings.secret_file is not None:
         return Secret(read_file(settings.secret_file))
     return Secret(_user_secret())
+
+
+def _as_bytes(source: object) -> bytes:
+    if isinstance(source, (bytes, bytearray)):
+        return bytes(source)  # of a number it would make that many zeros
+    kind = type(source).__name__
+    raise InvalidUse(f"secret= takes bytes, text, a Path or False, not {kind}")
 
 
 def read_file(path: Path, *, follow: bool = True) -> bytes:
