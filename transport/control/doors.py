@@ -72,7 +72,10 @@ def _open(address: Address, advertise: str | None) -> Door:
         return _open_unix(address)
     except OSError as error:
         reason = f"cannot listen on {address}: {error.strerror or error}"
-        raise Unavailable(reason, "choose another address, or port 0 for any free one") from None
+        remedy = "choose another path"
+        if isinstance(address, TcpAddress):
+            remedy = "choose another address, or port 0 for any free one"
+        raise Unavailable(reason, remedy) from None
 
 
 def _open_tcp(address: TcpAddress, advertise: str | None) -> Door:
@@ -192,7 +195,9 @@ async def _connect(family: int, sockaddr: Any) -> Channel:
             sock.close()
             raise
     except OSError as error:
-        raise PeerLost((error.strerror or str(error)).lower()) from None
+        # asyncio puts words and the address of its own into strerror.
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise PeerLost(reason.lower()) from None
 
 
 async def _connect_socket(sock: socket.socket, sockaddr: Any) -> None:
