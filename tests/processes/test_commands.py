@@ -159,8 +159,20 @@ def test_doctor_never_shows_the_secret():
         assert "TRANSPORT_SECRET" in done.stdout
 
 
-def test_a_mistake_on_the_command_line_is_status_2():
-    assert transport("bench", "p2p", "--size", "0").returncode == 2
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--size", "0", "at least one byte"),
+        ("--provider", "pigeon", "is not one of shm, verbs, tcp"),
+        ("--peer", "nowhere", "is not an address"),
+        ("--json", "/nonexistent/x.json", "there is no folder /nonexistent"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_status_2_before_anything_is_measured(option, value, said):
+    done = transport("bench", "p2p", option, value)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "copy limit" not in done.stderr
 
 
 def test_a_wrong_setting_is_one_line():

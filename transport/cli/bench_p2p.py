@@ -30,7 +30,8 @@ from transport.cli.bench_side import (
 from transport.cli.child import Child
 from transport.cli.options import emit, json_option, size_option
 from transport.cli.progress import Progress
-from transport.errors import Unavailable
+from transport.control.address import parse
+from transport.errors import InvalidUse, Unavailable
 from transport.types import format_bytes
 
 if TYPE_CHECKING:
@@ -74,6 +75,25 @@ class Plan:
         return self.iterations or max(_FEWEST, min(_MOST, int(_WORTH / seconds)))
 
 
+def _known(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    if name is not None:
+        from transport.providers import registry
+
+        if name not in registry.names():
+            known = ", ".join(registry.names())
+            raise click.BadParameter(f"{name!r} is not one of {known}", context, parameter)
+    return name
+
+
+def _address(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    if text is not None:
+        try:
+            parse(text)
+        except InvalidUse as error:
+            raise click.BadParameter(str(error), context, parameter) from None
+    return text
+
+
 @click.command("p2p")
 @click.option(
     "--op",
@@ -93,6 +113,7 @@ class Plan:
 @click.option(
     "--provider",
     metavar="NAME",
+    callback=_known,
     help="shm, verbs or tcp; the default is what the engine chooses.",
 )
 @click.option("--memory", type=click.Choice(MEMORY), default="pool", show_default=True,
@@ -103,7 +124,12 @@ class Plan:
     type=click.IntRange(1),
     help="Timed submissions per size; by default for about half a second, 15 to 2000.",
 )
-@click.option("--peer", metavar="ADDR", help="Where `transport bench serve` listens.")
+@click.option(
+    "--peer",
+    metavar="ADDR",
+    callback=_address,
+    help="Where `transport bench serve` listens: an address that it printed.",
+)
 @json_option
 def p2p(
     op: str,

@@ -41,13 +41,18 @@ def trials(settings: Settings) -> Iterator[Trial]:
         try:
             viability = registry.find(name).probe(settings)
             if not viability.usable:
-                yield Trial(name, "unavailable", viability.reason, viability.remedy)
+                yield Trial(name, "unavailable", viability.reason, _beyond(viability.remedy))
             else:
                 yield _trial(name)
         except Unavailable as error:
-            yield Trial(name, "unavailable", error.reason, error.remedy)
+            yield Trial(name, "unavailable", error.reason, _beyond(error.remedy))
         except (TransportError, OSError) as error:
             yield Trial(name, "failed", f"{type(error).__name__}: {error}")
+
+
+def _beyond(remedy: str) -> str:
+    """Nothing for one that sends the reader here."""
+    return "" if "`transport doctor`" in remedy else remedy
 
 
 def _trial(provider: str) -> Trial:

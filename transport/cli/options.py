@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,24 @@ size_option = click.option(
     help="Bytes per message: one size, a list (4KiB,1MiB), or a range that climbs by 4.",
 )
 
+
+def _creatable(
+    context: click.Context, parameter: click.Parameter, file: Path | None
+) -> Path | None:
+    """Said before anything is measured, not after."""
+    if file is not None and str(file) != "-" and not file.exists():
+        folder = file.absolute().parent
+        if not folder.is_dir():
+            raise click.BadParameter(f"there is no folder {folder}", context, parameter)
+        if not os.access(folder, os.W_OK):
+            raise click.BadParameter(f"nothing can be written in {folder}", context, parameter)
+    return file
+
+
 json_option = click.option(
     "--json",
     "json_file",
+    callback=_creatable,
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, writable=True, allow_dash=True),
     help="Write the result as JSON to this file; - writes it to stdout instead of the table.",
