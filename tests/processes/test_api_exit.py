@@ -155,7 +155,7 @@ peer = engine.peers[0]
 calls = [
     lambda: engine.read(remote, bytearray(1000)), lambda: engine.register(bytearray(1)),
     lambda: engine.empty(1, "uint8"), lambda: engine.connect("unix:@x"), engine.notifications,
-    lambda: region.remote(), peer.counters, lambda: engine.submit([]),
+    lambda: region.remote(), peer.counters, peer.explain, lambda: engine.submit([]),
 ]
 def child():
     for call in calls:
@@ -173,7 +173,7 @@ engine.close()
 print("parent")
 """
     )
-    assert run(code, remote.to_json()) == (0, ["refused"] * 8 + ["parent"], "")
+    assert run(code, remote.to_json()) == (0, ["refused"] * 9 + ["parent"], "")
 
 
 def test_a_new_engine_in_the_child_works(far):

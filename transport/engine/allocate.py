@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transport.errors import InvalidUse
 from transport.ffi import ffi
+from transport.memory.dtypes import ITEMSIZES
 from transport.memory.layout import count
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _array(pool: Pool, dims: tuple[int, ...], dtype: Any, access: Access) -> Any
     try:
         kind = numpy.dtype(dtype)
     except TypeError:
-        hint = f"; use torch.{dtype}" if isinstance(dtype, str) else ""
+        hint = f"; use torch.{dtype}" if isinstance(dtype, str) and dtype in ITEMSIZES else ""
         raise InvalidUse(f"numpy has no dtype {dtype!r}{hint}") from None
     if kind.hasobject:
         raise InvalidUse("Python objects cannot be put into shared memory")

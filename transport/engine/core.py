@@ -252,7 +252,8 @@ class Core:
                 self.unused[provider.name] = str(error)
                 _log.warning("provider %s is not used: %s", provider.name, error)
         if not self._endpoints:
-            raise Unavailable(f"no provider can be used: {self.unused}")
+            reasons = "; ".join(f"{name}: {why}" for name, why in self.unused.items())
+            raise Unavailable(f"no provider can be used: {reasons or 'none was asked for'}")
         if "verbs" in self._endpoints:
             self.cache = LocalCache(self.regions)
 

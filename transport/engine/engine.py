@@ -38,8 +38,8 @@ class Engine(Handle):
 
     `listen` says where peers find it: by default only on this host and by this user; "HOST:PORT"
     adds TCP, "unix:PATH" a socket file. `secret` is the job's shared secret (text, bytes or a
-    Path); False is none. `providers` are the ways to move bytes, most wanted first. What is not
-    given comes from the settings (TRANSPORT_*).
+    Path); False is none. `providers` are the ways to move bytes, most wanted first: "tcp" or
+    ["verbs", "tcp"]. What is not given comes from the settings (TRANSPORT_*).
     """
 
     def __init__(
@@ -49,10 +49,12 @@ class Engine(Handle):
         listen: str | Iterable[str] | None = None,
         advertise: str | None = None,
         secret: Source = None,
-        providers: Iterable[str] | None = None,
+        providers: str | Iterable[str] | None = None,
         settings: Settings | None = None,
     ) -> None:
         settings = settings or Settings.from_env()
+        if isinstance(providers, str):
+            providers = [name.strip() for name in providers.split(",")]
         self._core = Core(
             name=name or f"{socket.gethostname()}:{os.getpid()}",
             listen=listen,

@@ -6,11 +6,12 @@ May import control, memory, ffi, types and errors.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from transport.control.records import State
 from transport.errors import InvalidUse, Status
 from transport.ffi import ffi, lib, text
+from transport.ffi.handle import unpicklable
 from transport.types import Access
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Peer:
     def explain(self, remote: RemoteRegion | None = None) -> list[str]:
         """Which providers this peer could use (for `remote`, if given), and why not the others."""
         record = self._record
+        with self._core:  # refuses in a forked child
+            pass
         unused = {**self._core.unused, **record.reasons}
         lines = [f"{name}: not used: {why}" for name, why in unused.items()]
         if remote is None:
@@ -115,6 +118,9 @@ class Peer:
             pointer = self._record.native.pointer
             lib.tn_peer_explain(pointer, native, op, out, _EXPLANATION)
         return [line for line in text(out).splitlines() if line]
+
+    def __reduce__(self) -> NoReturn:
+        raise unpicklable("peer", "send one of its addresses")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Peer) and other._record is self._record

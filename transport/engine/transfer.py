@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from transport.engine.progress import ELSEWHERE, ENDED
 from transport.errors import InvalidUse, Status, TransportError, from_status
 from transport.ffi import ffi, lib, text
+from transport.ffi.handle import unpicklable
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -156,6 +157,9 @@ class Transfer:
     def elapsed(self) -> float:
         """Seconds from submission to the end, or to now, by CLOCK_MONOTONIC."""
         return self._facts().elapsed
+
+    def __reduce__(self) -> NoReturn:
+        raise unpicklable("transfer", "wait for it here")
 
     def __repr__(self) -> str:
         facts = self._facts()

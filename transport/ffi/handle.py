@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from transport.errors import InvalidUse
 
@@ -34,6 +34,8 @@ class Handle:
 
     _closed = True  # until the subclass's __init__ has something to close
     _pid = -1
+    _instead = "make a new one there"  # what the refusal to be pickled advises
+    _loss = ""  # what the ResourceWarning says about the consequence of dropping it unclosed
 
     def _open(self) -> None:
         """The subclass calls this once there is something to close."""
@@ -84,6 +86,9 @@ class Handle:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> NoReturn:
+        raise unpicklable(self._noun(), self._instead)
+
     def __repr__(self) -> str:
         state = "closed" if self.closed else "of another process" if self._foreign() else ""
         words = (type(self).__name__, self._describe(), state)
@@ -95,7 +100,7 @@ class Handle:
         self._closed = True
         self._hand_over()
         warnings.warn(
-            f"unclosed {self._noun()} {self._describe()}",
+            f"unclosed {self._noun()} {self._describe()}{self._loss}",
             ResourceWarning,
             stacklevel=2,
             source=self,
@@ -105,3 +110,8 @@ class Handle:
 def foreign(noun: str, pid: int) -> InvalidUse:
     """The error for the use of an object that came here by fork."""
     return InvalidUse(f"this {noun} belongs to process {pid}; make a new Engine in the child")
+
+
+def unpicklable(noun: str, instead: str) -> TypeError:
+    """The error for what is sent to another process though it has a meaning in this one only."""
+    return TypeError(f"{noun} objects belong to their process and are not pickled; {instead}")

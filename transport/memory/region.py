@@ -186,8 +186,12 @@ class Region(Handle):
     """Memory that you registered. It keeps the tensor alive until it is closed and quiet.
 
     Made by `Engine.register`. A strided tensor's region covers all bytes between its first and its
-    last element.
+    last element. Keep it as long as peers shall use the memory: one that is dropped is closed soon,
+    and its handles raise StaleRegion.
     """
+
+    _instead = "send region.remote()"
+    _loss = "; its handles become stale: keep the region while peers use them"
 
     def __init__(
         self,

@@ -197,7 +197,7 @@ class RemoteRegion:
         return part
 
     def __getitem__(self, index: Index) -> RemoteRegion:
-        """A part, by the rules of basic indexing; but a bound outside raises OutOfRange."""
+        """A part, by the rules of basic indexing; but a bound outside raises InvalidUse."""
         if type(index) is slice and index.step is None and self._contiguous and self._shape:
             return self._rows(index)
         offset, shape, strides = _index(self._shape, self._strides, index)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
+import re
+import socket
 import threading
 from pathlib import Path
 
@@ -86,12 +89,46 @@ def test_peer_close(pair):
         assert b.peers[0] != peer
 
 
+def test_providers_as_one_text():
+    with Engine(providers="tcp, shm") as engine:
+        assert engine.providers == ("tcp", "shm")
+
+
+def test_where_nothing_can_listen_or_be_reached(pair, tmp_path):
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(Unavailable, match=r"choose another path$"):
+        Engine(listen=f"unix:{file}")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Unavailable, match=r"or port 0 for any free one$"):
+            Engine(listen=f"127.0.0.1:{port}")
+    with pytest.raises(transport.PeerLost, match=f"127.0.0.1:{port}: connection refused$"):
+        pair[0].connect(f"127.0.0.1:{port}")
+
+
+def test_what_is_sent_by_mistake_names_what_can_be_sent(pair):
+    a, b = pair
+    with a.register(torch.ones(3)) as region:
+        transfer = b.read(region.remote(), torch.zeros(3)).wait(WAIT)
+        for thing, advice in (
+            (region, "region.remote()"),
+            (transfer, "wait for it"),
+            (b.peers[0], "one of its addresses"),
+            (a, "make a new one"),
+        ):
+            with pytest.raises(TypeError, match=re.escape(advice)):
+                pickle.dumps(thing)
+
+
 def test_unusable_providers():
     with pytest.raises(InvalidUse, match="no provider named"):
         Engine(providers=["pigeon"])
     with pytest.raises(InvalidUse):
         Engine(listen="0.0.0.0:0", secret="0123456789abcdef")
-    with pytest.raises(Unavailable, match="no provider can be used"):
+    with pytest.raises(Unavailable, match="no provider can be used: none was asked for"):
+        Engine(providers=())
+    with pytest.raises(Unavailable, match="no provider can be used: verbs: "):
         Engine(providers=["verbs"], settings=Settings(verbs_lib="/nonexistent.so"))
 
 

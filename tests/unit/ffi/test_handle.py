@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 import time
 
@@ -50,6 +52,14 @@ def test_repr_works_in_every_state(monkeypatch):
     monkeypatch.undo()
     thing.close()
     assert repr(thing) == "<Thing number 7 closed>"
+
+
+def test_it_is_not_pickled_and_says_what_to_send():
+    thing = Thing()
+    for use in (pickle.dumps, copy.copy):
+        with pytest.raises(TypeError, match="thing objects belong to their process"):
+            use(thing)
+    thing.close()
 
 
 def test_a_dropped_object_warns_and_is_handed_over():
