@@ -11,7 +11,7 @@ TransportError                  .retryable
     RemoteAccessError           outside the remote region, or not allowed by its access mode
     DeadlineExceeded (TimeoutError)
     Cancelled
-    StaleRegion                 the region was closed, or its owner restarted
+    StaleRegion                 the region was closed or dropped, or its owner restarted
   NativeError (OSError)         .operation .errno
     VerbsError  CudaError  HipError  NcclError
   LayoutError                   a sharding that cannot be
