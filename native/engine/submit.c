@@ -229,8 +229,9 @@ static void choose(struct tn_peer *peer, struct tn_transfer *transfer)
                                at->ops->name, why);
         used += printed > 0 && used + (size_t)printed < sizeof(reasons) ? (size_t)printed : 0;
     }
-    tn_transfer_fail(transfer, TN_NO_PATH, 0, 0, "no allowed path to the peer: %s",
-                     used ? reasons : "none is attached");
+    tn_transfer_fail(transfer, TN_NO_PATH, 0, 0,
+                     "no allowed path to the peer, whose connection has %s",
+                     used ? reasons : "none");
 }
 
 void tn_transfer_reject(struct tn_transfer *transfer, int status, const char *text)

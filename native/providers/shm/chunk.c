@@ -15,7 +15,7 @@ int tn_shm_chunk_check(const struct tn_shm_chunk *chunk)
                        (unsigned long long)remote->number);
     /* No region has generation 0, but a free word holds it. */
     if (remote->generation == 0 || atomic_load(&words[remote->number]) != remote->generation)
-        return tn_fail(TN_STALE, "region %llu was closed by its owner",
+        return tn_fail(TN_STALE, "region %llu was closed (or dropped) by its owner",
                        (unsigned long long)remote->number);
     return TN_OK;
 }
