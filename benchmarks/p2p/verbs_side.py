@@ -2,7 +2,7 @@
 
 python -m benchmarks.p2p.verbs_side ADDRESS MESSAGES
 
-ib_write_bw keeps up to 128 writes under way; here a submission has 16, and the next submission
+ib_write_bw keeps up to 128 writes under way all the time. Here a submission has 64, and the next
 begins when all of them are done. All go to and from the same 1 MiB, as ib_write_bw's do.
 """
 
@@ -15,7 +15,7 @@ from transport.cli.bench_p2p import Plan, Side, measure_size
 from transport.cli.bench_side import open_engine
 
 SIZE = 1 << 20
-BATCH = 16
+BATCH = 64
 
 
 def main() -> None:
