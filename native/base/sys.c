@@ -24,7 +24,11 @@ int tn_sys_pidfd_open(pid_t pid)
 bool tn_sys_pidfd_alive(int pidfd)
 {
     struct pollfd poll_fd = {.fd = pidfd, .events = POLLIN};
-    return poll(&poll_fd, 1, 0) == 0; /* readable once the process has ended */
+    int ended; /* readable once the process has ended */
+    do
+        ended = poll(&poll_fd, 1, 0);
+    while (ended < 0 && errno == EINTR); /* a signal ends even a poll that does not wait */
+    return ended == 0;
 }
 
 int tn_sys_memfd(const char *name)
