@@ -118,8 +118,13 @@ class Channel:
                 fds = array.array("i")
                 fds.frombytes(rights[: len(rights) - len(rights) % _INTS])
                 self._received.extend(fds)
-        if flags & socket.MSG_CTRUNC or len(self._received) > MAX_DESCRIPTORS:
+        if len(self._received) > MAX_DESCRIPTORS:
             raise PeerRefused("the peer broke the handshake protocol: too many descriptors")
+        if flags & socket.MSG_CTRUNC:
+            raise PeerRefused(
+                "the peer's descriptors did not all arrive: it sent too many, or this process may"
+                " have no more (ulimit -n)"
+            )
         return data
 
     async def _until(self, *, writable: bool) -> None:

@@ -67,6 +67,7 @@ class Reception:
         self._tasks: dict[asyncio.Task[None], Guest] = {}
         self._logged: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._closed = False
+        self._exhausted = False  # and that has been logged
 
     def open(self, doors: tuple[Door, ...]) -> None:
         self._doors = doors
@@ -108,11 +109,14 @@ class Reception:
                 if error.errno in _EXHAUSTED:
                     self._rest(server, error)
                 return
+            self._exhausted = False
             self._welcome(sock, name)
 
     def _rest(self, server: socket.socket, error: OSError) -> None:
         """The connection stays in the backlog; asking again at once would spin."""
-        logger.warning("cannot accept connections for now: %s", error.strerror)
+        level = logging.DEBUG if self._exhausted else logging.WARNING
+        self._exhausted = True
+        logger.log(level, "cannot accept connections for now: %s", error.strerror)
         self._loop.remove_reader(server.fileno())
         self._loop.call_later(_PAUSE, self._resume, server)
 

@@ -205,8 +205,9 @@ bool tn_link_take_segment(struct tn_link *link, const struct tn_header *header)
     if (header->status == TN_OK) {
         fd = link->came_fd;
         link->came_fd = -1;
-        if (fd < 0)
+        if (fd < 0 && !link->lost_fd)
             return false;
+        link->lost_fd = false;
     }
     struct tn_message *asked = tn_container(link->asking.next, struct tn_message, frame.node);
     if (tn_list_empty(&link->asking) || asked->frame.header.id != header->id ||

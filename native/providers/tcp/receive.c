@@ -21,15 +21,17 @@ static void violation(struct tn_link *link, const char *what)
     tn_link_break(link, TN_PROTOCOL, "the peer sent %s", what);
 }
 
-/* Keeps the one descriptor that may be meant for a SEGMENT_FD, closes all others. */
+/* Keeps the one descriptor that may be meant for a SEGMENT_FD, closes all others. The kernel also
+ * says that some were cut off when this process may open no more: then the one is lost, which is no
+ * fault of the peer's. */
 static void take_descriptors(struct tn_link *link, struct msghdr *message)
 {
-    int extra = 0;
+    int extra = 0, came = 0;
     for (struct cmsghdr *item = CMSG_FIRSTHDR(message); item; item = CMSG_NXTHDR(message, item)) {
         if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS)
             continue;
         size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < count; i++) {
+        for (size_t i = 0; i < count; i++, came++) {
             int fd;
             memcpy(&fd, CMSG_DATA(item) + i * sizeof(int), sizeof(int));
             if (link->came_fd < 0) {
@@ -40,7 +42,10 @@ static void take_descriptors(struct tn_link *link, struct msghdr *message)
             extra++;
         }
     }
-    if (extra || message->msg_flags & MSG_CTRUNC)
+    bool cut = message->msg_flags & MSG_CTRUNC;
+    if (cut && !came)
+        link->lost_fd = true;
+    else if (extra || cut)
         violation(link, "more descriptors than it was asked for");
 }
 

@@ -154,6 +154,7 @@ struct tn_link {
     uint8_t *small;
     uint32_t begin, end; /* unparsed bytes in it */
     int came_fd;         /* a descriptor that came and waits for its header; -1 none */
+    bool lost_fd;        /* one came and this process had no room for it */
 
     _Atomic uint64_t last_heard, last_beat, beats, stalls, served, served_bytes;
 };
