@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from transport.errors import InvalidUse
 
@@ -73,6 +74,17 @@ class LinkFacts:
     initiator: bool
     incarnation: Incarnation
 
+
+def check_timeout(seconds: Any) -> float | None:
+    """A time-out as it came from the user; None is none. Raises InvalidUse for what is no time."""
+    if seconds is None:
+        return None
+    if not isinstance(seconds, (int, float)) or math.isnan(seconds):
+        raise InvalidUse(f"a timeout is a number of seconds or None, not {seconds!r:.80}")
+    return min(float(seconds), _LONGEST)
+
+
+_LONGEST = 1e9  # seconds; C counts nanoseconds in 64 bits
 
 _UNITS = {
     "": 1,

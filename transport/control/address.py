@@ -72,6 +72,7 @@ def is_unix(address: Address) -> bool:
 
 def parse(text: str) -> Address:
     """Reads an address. Raises InvalidUse that names the text."""
+    _check_text(text)
     if not 0 < len(text) <= MAX_TEXT:
         raise InvalidUse(f"an address has 1 to {MAX_TEXT} characters: {text[:MAX_TEXT]!r}")
     if text.startswith("unix:"):
@@ -84,6 +85,11 @@ def parse(text: str) -> Address:
     if not re.fullmatch(r"[0-9]{1,5}", port) or int(port) > 65535:
         raise InvalidUse(f"{text!r} needs a port from 0 to 65535 after its last colon")
     return TcpAddress(host, int(port))
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise InvalidUse(f"an address is text, not {text!r:.80}")
 
 
 def _parse_unix(text: str) -> Address:

@@ -86,9 +86,11 @@ def read_file(path: Path, *, follow: bool = True) -> bytes:
     except OSError as error:
         reason = f"the secret file {path} cannot be opened: {error.strerror}"
         raise Unavailable(reason, "name another with TRANSPORT_SECRET_FILE") from None
-    with os.fdopen(fd, "rb") as file:
+    try:
         _check_private(path, os.fstat(fd))
-        text = file.read(MAX_BYTES + 2)
+        text = os.read(fd, MAX_BYTES + 2)
+    finally:
+        os.close(fd)
     return text.rstrip(b"\r\n")
 
 

@@ -43,8 +43,15 @@ def _dims(shape: int | Sequence[int]) -> tuple[int, ...]:
     return dims
 
 
+def _nbytes(dims: tuple[int, ...], itemsize: int) -> int:
+    """Neither torch nor numpy takes dimensions whose product overflows, also where one is 0."""
+    if count([size for size in dims if size]) * itemsize >= 1 << 63:
+        raise InvalidUse(f"the shape {dims} is beyond any memory")
+    return count(dims) * itemsize
+
+
 def _tensor(pool: Pool, torch: Any, dims: tuple[int, ...], dtype: Any, access: Access) -> Any:
-    nbytes = count(dims) * dtype.itemsize
+    nbytes = _nbytes(dims, dtype.itemsize)
     if nbytes == 0:
         return torch.empty(dims, dtype=dtype)
     memory = ffi.buffer(pool.take(nbytes, access), nbytes)
@@ -59,9 +66,11 @@ def _array(pool: Pool, dims: tuple[int, ...], dtype: Any, access: Access) -> Any
     except TypeError:
         hint = f"; use torch.{dtype}" if isinstance(dtype, str) and dtype in ITEMSIZES else ""
         raise InvalidUse(f"numpy has no dtype {dtype!r}{hint}") from None
+    if kind.subdtype is not None:
+        raise InvalidUse(f"the dtype {kind} has dimensions of its own; put them into the shape")
     if kind.hasobject:
         raise InvalidUse("Python objects cannot be put into shared memory")
-    nbytes = count(dims) * kind.itemsize
+    nbytes = _nbytes(dims, kind.itemsize)
     if nbytes == 0:
         return numpy.empty(dims, kind)
     memory = ffi.buffer(pool.take(nbytes, access), nbytes)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transport.errors import DeadlineExceeded, InvalidUse
 from transport.memory.remote import RemoteRegion
+from transport.types import check_timeout
 
 if TYPE_CHECKING:
     from transport.control.records import PeerRecord
@@ -29,16 +30,20 @@ class Names:
         self._published: dict[bytes, bytes] = {}
         core.plane.handle(TOPIC, self._answer)
 
-    def publish(self, name: str, remote: RemoteRegion) -> None:
+    def publish(self, name: str, remote: object) -> None:
         """Replaces what had the name before."""
-        self._published[_encoded(name)] = remote.to_bytes()
+        key = _encoded(name)
+        if not isinstance(remote, RemoteRegion):
+            raise InvalidUse(f"what is published is a region or its handle, not {remote!r:.80}")
+        self._published[key] = remote.to_bytes()
 
     def withdraw(self, name: str) -> None:
         self._published.pop(_encoded(name), None)
 
     def lookup(self, record: PeerRecord, name: str, timeout: float | None) -> RemoteRegion:
         """Raises DeadlineExceeded, or what became of the peer."""
-        limit = self._core.settings.connect_timeout if timeout is None else timeout
+        limit = check_timeout(timeout)
+        limit = self._core.settings.connect_timeout if limit is None else limit
         end, pause = time.monotonic() + limit, _PAUSES[0]
         key = _encoded(name)
         while True:
@@ -67,6 +72,7 @@ class Names:
 
 
 def _encoded(name: Any) -> bytes:
-    if not isinstance(name, str) or not name or len(name.encode()) > _MAX_NAME:
+    key = name.encode("utf-8", "replace") if isinstance(name, str) else b""
+    if not 0 < len(key) <= _MAX_NAME or key.decode() != name:
         raise InvalidUse(f"a name is text of 1 to {_MAX_NAME} bytes, not {name!r:.80}")
-    return name.encode()
+    return key

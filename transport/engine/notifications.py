@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from transport.engine.peer import Peer
 from transport.errors import InvalidUse
 from transport.ffi import ffi, lib
+from transport.types import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -55,7 +56,8 @@ class Notifications:
 
     def wait(self, timeout: float | None = None) -> Notification:
         """Blocks until there is one. Raises TimeoutError after `timeout` seconds."""
-        end = None if timeout is None else time.monotonic() + timeout
+        limit = check_timeout(timeout)
+        end = None if limit is None else time.monotonic() + limit
         while True:
             found = self.poll()
             if found is not None:

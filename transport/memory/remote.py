@@ -6,6 +6,7 @@ bytes here (`struct tn_remote`), so that building a batch copies it without look
 
 from __future__ import annotations
 
+import operator
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -189,6 +190,8 @@ class RemoteRegion:
         if not self._contiguous:
             raise InvalidUse("only a contiguous remote region has a range of bytes; index it first")
         stop = self._nbytes if stop is None else stop
+        if type(start) is not int or type(stop) is not int:
+            start, stop = _whole(start), _whole(stop)
         if not 0 <= start <= stop <= self._nbytes:
             raise OutOfRange(f"bytes {start} to {stop} are outside 0 to {self._nbytes}")
         size = stop - start
@@ -391,17 +394,23 @@ def _slice(size: int, part: slice) -> tuple[int, int, int]:
     ):
         return first, last - first, 1
     for bound in (first, last):
-        if bound is not None and not -size <= bound.__index__() <= size:
+        if bound is not None and not -size <= _whole(bound) <= size:
             raise OutOfRange(f"{bound} is outside a dimension of length {size}")
+    if part.step == 0:
+        raise InvalidUse("a slice cannot have a step of 0")
     start, stop, step = part.indices(size)
     return start, len(range(start, stop, step)), step
 
 
-def _position(size: int, item: int) -> int:
+def _whole(item: Any) -> int:
     try:
-        position = item.__index__()
-    except AttributeError:
-        raise InvalidUse(f"{item!r} is no index; integers, slices and ... are") from None
+        return operator.index(item)
+    except TypeError:
+        raise InvalidUse(f"{item!r:.80} is no index; integers, slices and ... are") from None
+
+
+def _position(size: int, item: int) -> int:
+    position = _whole(item)
     if not -size <= position < size:
         raise OutOfRange(f"index {position} is outside a dimension of length {size}")
     return position % size

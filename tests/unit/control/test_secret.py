@@ -176,3 +176,10 @@ def test_a_relative_state_home_is_ignored(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert s.user_file() == Path(tmp_path, ".local/state/tensor-transport/secret")
+
+
+def test_a_folder_is_no_secret_file(tmp_path):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(InvalidUse, match="not a regular file"):
+        s.read_file(tmp_path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

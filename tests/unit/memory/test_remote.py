@@ -210,3 +210,15 @@ def test_bytes():
 def test_a_scalar_has_no_length():
     with pytest.raises(InvalidUse):
         len(remote(()))
+
+
+@pytest.mark.parametrize("bounds", [(0.5, 2), ("a", 2), (0, 1.0), (None, 2)])
+def test_bytes_are_counted_in_whole_numbers(bounds):
+    with pytest.raises(InvalidUse, match="no index"):
+        remote().bytes(*bounds)
+
+
+@pytest.mark.parametrize("index", [slice(0.5, 2), slice("a", None), slice(None, None, 0)])
+def test_slices_that_are_none(index):
+    with pytest.raises(InvalidUse):
+        remote()[index]
