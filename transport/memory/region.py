@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +18,7 @@ from transport.ffi.handle import Handle
 from transport.memory.host import View, identity_of
 from transport.memory.layout import span
 from transport.memory.remote import NATIVE, Owner, RemoteRegion
-from transport.types import Access, format_bytes
+from transport.types import Access, check_timeout, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,7 +77,8 @@ class RegionTable:
         self._engine = engine  # struct tn_engine *
         self._pool = pool
         self._lock = threading.Lock()
-        self._live: list[NativeRegion] = []  # by address
+        self._live: dict[NativeRegion, None] = {}  # those that `find` may find
+        self._sorted: list[NativeRegion] | None = []  # the same by address, made when it is needed
         self._dropped: deque[NativeRegion] = deque()  # by finalizers
         self._retired: deque[tuple[Any, bool]] = deque()  # by finalizers: pointer, whether closed
         self._quarantine: list[NativeRegion] = []  # closed, but a peer may still touch them
@@ -88,9 +89,8 @@ class RegionTable:
         region = self.open_bytes(view.address + low, high - low, access, view.owner)
         region.identity = identity_of(view)
         with self._lock:
-            live = self._live.copy()
-            insort(live, region)
-            self._live = live  # replaced, so that `find` needs no lock
+            self._live[region] = None
+            self._sorted = None
         return region
 
     def open_bytes(self, start: int, length: int, access: Access, keep: Any) -> NativeRegion:
@@ -104,7 +104,9 @@ class RegionTable:
     def close(self, region: NativeRegion, timeout: float) -> bool:
         """Revokes it everywhere. False: something may still touch the memory: it stays pinned."""
         with self._lock:
-            self._live = [other for other in self._live if other is not region]
+            if region in self._live:
+                del self._live[region]
+                self._sorted = None
         status = lib.tn_region_close(region.pointer, int(max(timeout, 0.0) * 1e9))
         if status == Status.OK:
             self._settle(region)
@@ -154,7 +156,7 @@ class RegionTable:
         It must be of the same storage object: a resized tensor leaves its address to others.
         """
         low, high = span(view.shape, view.strides, view.itemsize)
-        start, end, live = view.address + low, view.address + high, self._live
+        start, end, live = view.address + low, view.address + high, self._by_address()
         at = bisect_right(live, start, key=lambda region: region.start) - 1
         # Regions may overlap; a few steps back find the usual cases, and a miss costs only time.
         for region in live[max(0, at - 3) : at + 1]:
@@ -162,9 +164,16 @@ class RegionTable:
                 return region if region.identity == identity_of(view) else None
         return None
 
+    def _by_address(self) -> list[NativeRegion]:
+        found = self._sorted  # replaced, never changed in place: the usual case needs no lock
+        if found is None:
+            with self._lock:
+                found = self._sorted = sorted(self._live)
+        return found
+
     def close_all(self, timeout: float) -> list[NativeRegion]:
         """Before the engine closes. Returns the regions whose memory must never be given back."""
-        for region in self._live.copy():
+        for region in list(self._live):
             self.close(region, timeout)
         self.drain()
         return self._quarantine
@@ -265,6 +274,7 @@ class Region(Handle):
         holds the memory is then disconnected. If even that does not help, the memory stays pinned
         until `quiet`, which a warning in the log says. Idempotent.
         """
+        limit = check_timeout(timeout)  # before anything is marked as done
         closed, self._closed = self._closed, True
         if closed or self._foreign():
             return
@@ -273,7 +283,7 @@ class Region(Handle):
         if table.gate.closed:  # the engine has closed all of its regions
             return
         with table.gate:
-            table.close(self._native, table.close_timeout if timeout is None else timeout)
+            table.close(self._native, table.close_timeout if limit is None else limit)
 
     def local_view(self) -> View:
         """The view of the memory, for transfers that use the region as their local side."""

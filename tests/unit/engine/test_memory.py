@@ -260,3 +260,67 @@ def test_many_regions_are_opened_and_closed(pair):
             b.read(region.remote(), into).wait(WAIT)
             assert into[0] == i
     assert not a._core.regions._live
+
+
+# -------------------------------------------------------------------------------- impossible wishes
+@pytest.mark.parametrize("dtype", ["uint8", torch.float32, "complex128"])
+@pytest.mark.parametrize("shape", [1 << 70, (1 << 40, 1 << 40), (0, 1 << 70), [1 << 64]], ids=str)
+def test_shapes_beyond_any_memory(pair, shape, dtype):
+    with pytest.raises(InvalidUse, match="beyond any memory"):
+        pair[0].empty(shape, dtype)
+
+
+def test_a_dtype_with_dimensions_of_its_own(pair):
+    with pytest.raises(InvalidUse, match="dimensions of its own"):
+        pair[0].empty(3, "(2,)f4")
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "soon", b"1"])
+def test_closing_with_what_is_no_time_changes_nothing(pair, timeout):
+    a, b = pair
+    with a.register(np.arange(10)) as region:
+        with pytest.raises(InvalidUse, match="number of seconds"):
+            region.close(timeout)
+        assert not region.closed
+        b.read(region.remote(), np.zeros(10, np.int64)).wait(WAIT)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 0, -1])
+def test_closing_with_any_time_revokes(pair, timeout):
+    a, b = pair
+    region = a.register(np.arange(10))
+    remote = region.remote()
+    region.close(timeout)
+    assert region.closed
+    with pytest.raises(StaleRegion):
+        b.read(remote, np.zeros(10, np.int64)).wait(WAIT)
+
+
+def test_times_that_are_none(pair):
+    a, b = pair
+    with a.register(np.arange(10)) as region:
+        transfer = b.read(region.remote(), np.zeros(10, np.int64))
+        for wait in (transfer.wait, transfer.wait_quiet, b.notifications().wait):
+            for timeout in (float("nan"), "soon"):
+                with pytest.raises(InvalidUse, match="number of seconds"):
+                    wait(timeout)
+        transfer.wait(float("inf"))
+        peer = b.connect(a.addresses[0], timeout=float("inf"))
+        for call in (lambda t: peer.lookup("x", t), lambda t: b.connect(a.addresses[0], timeout=t)):
+            with pytest.raises(InvalidUse, match="number of seconds"):
+                call(float("nan"))
+
+
+def test_many_regions_open_and_close_in_any_order(pair):
+    a, b = pair
+    source = np.arange(2000 * 8).reshape(2000, 8)
+    regions = [a.register(row) for row in source]
+    remotes = [region.remote() for region in regions]
+    into = np.zeros((2000, 8), np.int64)
+    b.submit([transport.Read(r, i) for r, i in zip(remotes, into)]).wait(WAIT)
+    assert np.array_equal(source, into)
+    for region in regions[::2] + regions[1::2][::-1]:
+        region.close()
+    for remote in remotes[::100]:
+        with pytest.raises(StaleRegion):
+            b.read(remote, into[0]).wait(WAIT)
