@@ -315,6 +315,8 @@ class Connector:
             self._s.border.up(record.native, channel.detach(), provider, depth)
         except TransportError as error:
             self._s.lose(record, Status.PEER_LOST, f"the link could not be opened: {error}")
+            if isinstance(error, InvalidUse):  # C knew before us that the peer is gone
+                raise PeerLost(str(error), peer=record.name) from None
             raise
         record.contact.link_at = self.moment()
         self._s.came_up(record)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -29,6 +30,7 @@ from transport.control.records import PeerRecord, State, Table
 from transport.errors import (
     DeadlineExceeded,
     InvalidUse,
+    NativeError,
     PeerLost,
     PeerRefused,
     StaleRegion,
@@ -108,7 +110,7 @@ class ControlPlane:
         self._table = Table(self._border, self._wake)
         self._thread = threading.Thread(target=self._run, name="transport-control", daemon=True)
         with contextlib.ExitStack() as undo:
-            self._loop = asyncio.new_event_loop()
+            self._loop = _new_loop()
             undo.callback(self._loop.close)
             self._doors = open_doors(oneself.listen, oneself.advertise, oneself.incarnation)
             undo.callback(self._close_doors)
@@ -117,7 +119,7 @@ class ControlPlane:
             self._calls = Calls(self._loop, self._border, handlers or {})
             self._connector = Connector(self._surroundings(secret), self._loop)
             self._reception = Reception(secret, self._serve, self._connector.moment, self._loop)
-            self._thread.start()
+            _start(self._thread)
             undo.pop_all()
         _living.add(self)
 
@@ -148,19 +150,17 @@ class ControlPlane:
             return record
         if incarnation == self.identity.incarnation:
             return self.self_record()
-        record, new = self._table.obtain(incarnation, parse_all(addresses))
+        record, _ = self._table.obtain(incarnation, parse_all(addresses))
         record.wanted = True
-        if new:
+        if not record.asked:  # not "if it is new": Ctrl-C may have come between there and here
             self._call(self._connector.bring_up, record)
+            record.asked = True
         return record
 
     def self_record(self) -> PeerRecord:
         """The record by which this engine reaches its own regions."""
-        record, new = self._table.obtain(self.identity.incarnation, (), oneself=True)
+        record, new = self._table.obtain(self.identity.incarnation, (), oneself=self.identity.name)
         if new:
-            record.name, record.pid, record.link = self.identity.name, os.getpid(), "self"
-            record.providers = ("shm",)
-            record.came_up()
             self._call(self._report, self._callbacks.on_up, record)
         return record
 
@@ -169,7 +169,7 @@ class ControlPlane:
 
         Raises DeadlineExceeded, PeerLost, PeerRefused, VersionMismatch or InvalidUse.
         """
-        if threading.current_thread() is self._thread:
+        if threading.get_ident() == self._thread.ident:
             raise InvalidUse("connect() waits, which handlers and callbacks must not do")
         limit = self._settings.connect_timeout if timeout is None else timeout
         parsed = parse(address)
@@ -221,20 +221,23 @@ class ControlPlane:
     def closed(self) -> bool:
         return self._closed
 
-    def close(self) -> None:
-        """Lets all peers go, ends the thread, releases every native peer. Idempotent."""
-        if threading.current_thread() is self._thread:
+    def close(self) -> bool:
+        """Lets all peers go, ends the thread, releases every native peer. Idempotent.
+
+        False: the thread does not end, and may use the native engine at any time.
+        """
+        if threading.get_ident() == self._thread.ident:
             raise InvalidUse("close() waits, which handlers and callbacks must not do")
         with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._loop.call_soon_threadsafe(self._stop.set)
+            if not self._closed:
+                self._closed = True
+                self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(_JOIN)
         if self._thread.is_alive():
             logger.error("the control thread does not end: a handler or callback blocks it")
-            return
+            return False
         self._table.close()
+        return True
 
     def _call(self, function: Callable[..., object], *arguments: object) -> None:
         """Runs it on the control thread. What is called before close() is run before it stops."""
@@ -242,14 +245,19 @@ class ControlPlane:
             self._check_open()
             self._loop.call_soon_threadsafe(function, *arguments)
 
+    def poke(self, function: Callable[[], object]) -> None:
+        """As `_call`, for finalizers: they run inside anything, also inside `_call` itself with its
+        lock held. What comes too late is not run.
+        """
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function)
+
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidUse("this engine is closed")
 
     def _wake(self) -> None:
-        # From finalizers: no lock may be taken, and the loop may be gone.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._table.release_forgotten)
+        self.poke(self._table.release_forgotten)
 
     # ------------------------------------------------------------------------ on the control thread
     def _run(self) -> None:
@@ -344,6 +352,21 @@ class ControlPlane:
                 self._calls.received(record, event.data)
             except PeerRefused as error:
                 self._lose(record, Status.PROTOCOL, str(error))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.new_event_loop()
+    except OSError as error:
+        text = f"making the control plane's event loop: {error.strerror} (see ulimit -n)"
+        raise NativeError(text, errno=error.errno or 0) from None
+
+
+def _start(thread: threading.Thread) -> None:
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise NativeError(f"starting the control thread: {error}", errno=errno.EAGAIN) from None
 
 
 # A child made by fork must not keep the doors open: who connected there would wait for nobody.

@@ -11,6 +11,7 @@ import collections
 import concurrent.futures
 import enum
 import itertools
+import os
 import threading
 import weakref
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ class PeerRecord:
         "__weakref__",
         "address",
         "addresses",
+        "asked",
         "contact",
         "cookie",
         "error",
@@ -102,10 +104,16 @@ class PeerRecord:
         self.ready: concurrent.futures.Future[PeerRecord] = concurrent.futures.Future()
         self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for the others
         self.wanted = False  # somebody here asked for it: an inbound failure is not the end
+        self.asked = False  # the control thread has been told to bring it up
         self.contact = Contact()
 
     def __repr__(self) -> str:
         return f"<PeerRecord {self.name} {self.state.value}>"
+
+    def is_self(self, name: str) -> None:
+        self.name, self.pid, self.link = name, os.getpid(), "self"
+        self.providers = ("shm",)
+        self.came_up()
 
     def came_up(self) -> None:
         self.state = State.UP
@@ -150,9 +158,12 @@ class Table:
             return tuple(self._living.values())
 
     def obtain(
-        self, incarnation: bytes, addresses: Iterable[Address], *, oneself: bool = False
+        self, incarnation: bytes, addresses: Iterable[Address], *, oneself: str | None = None
     ) -> tuple[PeerRecord, bool]:
-        """The living record of that incarnation, or a new one and True."""
+        """The living record of that incarnation, or a new one and True.
+
+        `oneself` is this engine's name when it is its own peer: that record is up at once.
+        """
         with self._lock:
             if self._closed:
                 raise InvalidUse("this engine is closed")
@@ -160,13 +171,16 @@ class Table:
             if record is not None:
                 return record, False
             cookie = next(self._cookies)
-            if oneself:
+            if oneself is not None:
                 native = self._border.open_self(cookie)
             else:
                 native = self._border.open_peer(incarnation, cookie)
             self._natives[cookie] = native
             record = PeerRecord(incarnation, cookie, native, addresses)
             weakref.finalize(record, self._forget, cookie).atexit = False
+            if oneself is not None:
+                record.is_self(oneself)
+            # Last: whoever finds it finds it whole, wherever an exception interrupts this.
             self._living[incarnation] = self._by_cookie[cookie] = record
             return record, True
 

@@ -6,6 +6,7 @@ the control thread holds only this, so that an Engine that nobody holds can be s
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import itertools
 import logging
@@ -48,14 +49,25 @@ _lost: list[Any] = []
 
 
 class Flight:
-    """One native transfer: all requests of one kind to one peer."""
+    """One native transfer: all requests of one kind to one peer.
 
-    __slots__ = ("op", "pointer", "record")
+    It is in its Transfer's list before C begins, with `out` for C to fill in: an exception that a
+    signal handler raises right after the call loses no native transfer, which would go on moving
+    bytes in memory that nobody keeps.
+    """
 
-    def __init__(self, pointer: Any, record: PeerRecord, op: str) -> None:
-        self.pointer = pointer
+    __slots__ = ("op", "out", "pointer", "record")
+
+    def __init__(self, out: Any, record: PeerRecord, op: str) -> None:
+        self.out = out  # struct tn_transfer **
+        self.pointer: Any = None  # struct tn_transfer *
         self.record = record
         self.op = op
+
+    def begun(self) -> bool:
+        """Whether C has begun it; `pointer` is set then."""
+        self.pointer = self.out[0]
+        return bool(self.pointer)
 
 
 class Core:
@@ -80,7 +92,10 @@ class Core:
         self.paths = Paths({provider.name: provider.identifier for provider in found})
         self.native = _open_native(self.incarnation, settings, self.paths)
         self.dropped: deque[tuple[list[Flight], list[Any]]] = deque()  # by finalizers
-        self._abandoned: dict[int, tuple[Flight, list[Any]]] = {}
+        self._abandoned: dict[int, tuple[Flight, list[Any], list[Flight]]] = {}
+        # What must live until it is quiet, by id. A Transfer's own reference is not enough: Ctrl-C
+        # may keep its finalizer from handing over what it has.
+        self.pinned: dict[int, list[Any]] = {}
         self._cookies = itertools.count(1)
         self._close_lock = threading.Lock()
         self._endpoints: dict[str, Endpoint] = {}
@@ -155,9 +170,10 @@ class Core:
                 flights, pins = self.dropped.popleft()
             except IndexError:  # another thread took it
                 break
+            waiting = list(flights)
             for flight in flights:
                 if pins:
-                    self._abandon(flight, pins)
+                    self._abandon(flight, pins, waiting)
                 else:  # it ended well, or was seen to be quiet
                     lib.tn_transfer_release(flight.pointer)
         if self.cache is not None:
@@ -169,12 +185,15 @@ class Core:
         """For a Transfer's finalizer: frees it now or, while it may still move bytes, later."""
         if self.gate.pid != handle.here:
             return
+        flights = [flight for flight in flights if flight.begun()]
+        if not flights:
+            self.pinned.pop(id(pins), None)
+            return
         self.dropped.append((flights, pins))
         if self.native.pointer is None:  # no call comes that would do it
             self._free_dropped()
         elif pins and self.control is not None:
-            with contextlib.suppress(TransportError):
-                self.control._call(self._drain_quietly)
+            self.control.poke(self._drain_quietly)
 
     # ------------------------------------------------------------------------------------- closing
     def close(self) -> None:
@@ -187,7 +206,7 @@ class Core:
             empty = self.gate.shut(self.settings.close_timeout + _PATIENCE)
             self.queues.detach()
             if self.control is not None:
-                self.control.close()
+                empty = self.control.close() and empty
             if self.cache is not None:
                 self.cache.close_all()
             _lost.extend(self.regions.close_all(self.settings.close_timeout))
@@ -196,22 +215,49 @@ class Core:
                 lib.tn_engine_close(self.native.pointer)
             else:  # better lost than freed under a caller
                 _log.error("a call into engine %s does not end; its memory is lost", self.name)
-                _lost.append(self.native.pointer)
+                _lost.append((self.native.pointer, self.pinned.copy()))
             self.native.pointer = None
             self._close_endpoints()
             self._bury()
             self.queues.finish()
 
+    def close_undisturbed(self) -> None:
+        """As `close`, but Ctrl-C, which comes to the main thread, leaves nothing half closed."""
+        if threading.get_ident() != threading.main_thread().ident:
+            self.close()
+            return
+        errors: list[BaseException] = []
+        closer = threading.Thread(
+            target=self._close_and_tell, args=(errors,), name="transport-closer", daemon=True
+        )
+        try:
+            closer.start()
+        except RuntimeError:  # no more threads
+            self.close()
+            return
+        closer.join()  # Ctrl-C ends the wait; the closing goes on
+        for error in errors:
+            raise error
+
+    def _close_and_tell(self, errors: list[BaseException]) -> None:
+        try:
+            self.close()
+        except BaseException as error:
+            errors.append(error)
+
     def close_later(self) -> None:
         """For finalizers and signal handlers, which must not wait for what they interrupt."""
-        threading.Thread(target=self.close, name="transport-closer", daemon=True).start()
+        # Not threading.Thread, whose start() waits and takes locks that this may have interrupted.
+        with contextlib.suppress(RuntimeError):  # Python ends, and has closed everything before
+            _thread.start_new_thread(self.close, ())
 
     def _bury(self) -> None:
         """After the native engine: transfers that nobody waits for."""
         self._free_dropped()
-        for flight, pins in self._abandoned.values():
+        for flight, pins, _ in self._abandoned.values():
             self._free(flight, pins)
         self._abandoned.clear()
+        self.pinned.clear()
 
     def _free_dropped(self) -> None:
         while self.dropped:
@@ -228,16 +274,18 @@ class Core:
         else:
             _lost.append((flight, pins))
 
-    def _abandon(self, flight: Flight, pins: list[Any]) -> None:
+    def _abandon(self, flight: Flight, pins: list[Any], waiting: list[Flight]) -> None:
         cookie = next(self._cookies)
-        self._abandoned[cookie] = flight, pins  # before: the event may be quicker than we
+        self._abandoned[cookie] = flight, pins, waiting  # before: the event may be quicker than we
         if lib.tn_transfer_abandon(flight.pointer, cookie) == Status.OK:
             self._on_retired(cookie)
 
     def _on_retired(self, cookie: int) -> None:
-        flight, pins = self._abandoned.pop(cookie)
+        flight, pins, waiting = self._abandoned.pop(cookie)
         lib.tn_transfer_release(flight.pointer)
-        pins.clear()
+        waiting.remove(flight)
+        if not waiting:  # the last one of the transfer
+            self.pinned.pop(id(pins), None)
 
     def _drain_quietly(self) -> None:
         """On the control thread, which must not end because the engine is being closed."""

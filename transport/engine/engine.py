@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import signal
 import socket
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ from transport.errors import InvalidUse
 from transport.ffi.handle import Handle
 from transport.memory.host import view
 from transport.memory.region import Region
-from transport.types import Access
+from transport.types import Access, check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -55,6 +57,8 @@ class Engine(Handle):
         settings = settings or Settings.from_env()
         if isinstance(providers, str):
             providers = [name.strip() for name in providers.split(",")]
+        if name is not None:
+            _check_name(name)
         self._core = Core(
             name=name or f"{socket.gethostname()}:{os.getpid()}",
             listen=listen,
@@ -197,9 +201,10 @@ class Engine(Handle):
 
         Raises DeadlineExceeded, PeerLost, PeerRefused or VersionMismatch.
         """
+        limit = check_timeout(timeout)
         with self._core as core:
             plane = core.plane
-        return Peer(self, core, plane.connect(address, timeout))  # outside: it may take its time
+        return Peer(self, core, plane.connect(address, limit))  # outside: it may take its time
 
     def publish(self, name: str, what: Region | RemoteRegion) -> None:
         """Lets peers find a handle by name (`Peer.lookup`). The region must be kept open."""
@@ -219,7 +224,7 @@ class Engine(Handle):
         if self._core.gate.holds_this_thread():  # a signal handler, or a finalizer
             self._core.close_later()
         else:
-            self._core.close()
+            self._core.close_undisturbed()
             _living.discard(self._core)
 
     # -------------------------------------------------------------------------------------- inside
@@ -233,14 +238,26 @@ class Engine(Handle):
         return self._core.name
 
 
+def _check_name(name: object) -> None:
+    if not isinstance(name, str) or name.encode("utf-8", "replace").decode() != name:
+        raise InvalidUse(f"an engine's name is text that UTF-8 can write, not {name!r:.80}")
+
+
 _living: set[Core] = set()
 """Engines that are open, by their inside: an Engine that is dropped must still be closed."""
 
 
 def _close_all() -> None:
     """At exit: peers hear that we leave, and nothing of ours runs while Python is taken apart."""
-    for core in list(_living):
-        core.close()
+    while True:
+        try:
+            if threading.get_ident() == threading.main_thread().ident:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)  # it takes seconds at most
+            for core in list(_living):
+                core.close()
+        except KeyboardInterrupt:  # once more, just before it was ignored
+            continue
+        return
 
 
 def _after_fork_in_child() -> None:

@@ -53,15 +53,16 @@ def submit(parent: object, core: Core, batch: Batch, options: Options) -> Transf
             record = core.plane.peer(part.owner.incarnation, part.owner.addresses)
             mask = _mask(core, record, options)
             says = notify if part in notified else None
-            pointer = _begin(record, part, mask, deadline, says)
-            flights.append(Flight(pointer, record, OP_NAMES[part.op]))
+            flights.append(Flight(ffi.new(_OUT), record, OP_NAMES[part.op]))
+            _begin(flights[-1], part, mask, deadline, says)
     except BaseException:
+        flights[:] = [flight for flight in flights if flight.begun()]
         transfer.cancel()
         raise
     return transfer
 
 
-def _begin(record: PeerRecord, part: Part, mask: int, deadline: int, notify: Any) -> Any:
+def _begin(flight: Flight, part: Part, mask: int, deadline: int, notify: Any) -> None:
     batch = ffi.new(_BATCH)
     remotes = ffi.from_buffer(_REMOTES, part.remotes())
     ranges = ffi.from_buffer(_RANGES, b"".join(part.ranges))
@@ -75,9 +76,9 @@ def _begin(record: PeerRecord, part: Part, mask: int, deadline: int, notify: Any
     if notify is not None:
         batch.notify = notify
         batch.notify_length = len(notify)
-    out = ffi.new(_OUT)
-    check(lib.tn_submit(record.native.pointer, batch, out), peer=record.name, op=OP_NAMES[part.op])
-    return out[0]
+    record = flight.record
+    check(lib.tn_submit(record.native.pointer, batch, flight.out), peer=record.name, op=flight.op)
+    flight.pointer = flight.out[0]
 
 
 def _mask(core: Core, record: PeerRecord, options: Options) -> int:
@@ -112,8 +113,10 @@ def _checked_notify(notify: bytes | None) -> Any:
         return None
     try:
         data = ffi.from_buffer(_BYTES, notify)
-    except TypeError:
-        raise InvalidUse(f"a notification is bytes, not {type(notify).__name__}") from None
+    except (TypeError, ValueError, BufferError):
+        raise InvalidUse(
+            f"a notification is contiguous bytes, not {type(notify).__name__}"
+        ) from None
     if len(data) > _MAX_NOTIFY:
         raise InvalidUse(f"a notification has at most {_MAX_NOTIFY} bytes, not {len(data)}")
     return data

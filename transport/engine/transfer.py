@@ -15,6 +15,7 @@ from transport.engine.progress import ELSEWHERE, ENDED
 from transport.errors import InvalidUse, Status, TransportError, from_status
 from transport.ffi import ffi, lib, text
 from transport.ffi.handle import unpicklable
+from transport.types import check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -29,6 +30,7 @@ _LOOK = 0.002  # seconds between looks where no queue can tell
 _RESULT = ffi.typeof("struct tn_result *")
 _PENDING = int(Status.PENDING)
 _OK = int(Status.OK)
+_NOTHING: list[Any] = []
 
 
 class _Outcome(NamedTuple):
@@ -65,11 +67,12 @@ class Transfer:
     def __init__(self, parent: object, core: Core, flights: list[Flight], pins: list[Any]) -> None:
         self._parent = parent  # the engine must outlive its transfers
         self._core = core
-        self._flights = flights
         self._pins = pins
+        core.pinned[id(pins)] = pins
         self._ended = _PENDING
         self._outcome: _Outcome | None = None
         self._watches: dict[int, tuple[LoopQueue, int]] = {}  # by index of the flight
+        self._flights = flights  # last: the finalizer needs all of the above
 
     # ------------------------------------------------------------------------------------- waiting
     def wait(self, timeout: float | None = None) -> Transfer:
@@ -95,7 +98,7 @@ class Transfer:
 
     def wait_quiet(self, timeout: float | None = None) -> bool:
         """Blocks until no byte of it can move any more; False after `timeout` seconds."""
-        end = None if timeout is None else time.monotonic() + timeout
+        end = _end(timeout)
         while not self.quiet:
             left = _slice_ns(end)
             if left == 0:
@@ -131,7 +134,7 @@ class Transfer:
     def quiet(self) -> bool:
         """Whether no byte of it can move any more, here or at the peer."""
         if self._pins and self.done and all(map(_quiet, self._flights)):
-            self._pins = []
+            self._unpin()
         return not self._pins
 
     def exception(self) -> TransportError | None:
@@ -167,7 +170,7 @@ class Transfer:
         return f"<Transfer {facts.op} of {facts.nbytes} bytes{how}: {self.status}>"
 
     def __del__(self) -> None:
-        if self._flights:
+        if hasattr(self, "_flights"):  # Ctrl-C may have come before
             self._core.drop(self._flights, self._pins)
 
     # -------------------------------------------------------------------------------------- inside
@@ -183,9 +186,13 @@ class Transfer:
             if part == _PENDING:
                 status = _PENDING
         if status == _OK:
-            self._pins = []  # what ended well is quiet
+            self._unpin()  # what ended well is quiet
         self._ended = status
         return status
+
+    def _unpin(self) -> None:
+        self._core.pinned.pop(id(self._pins), None)
+        self._pins = _NOTHING
 
     def _fail(self) -> int:
         """Remembers why. Several threads may do it at once, with the same outcome."""
@@ -238,7 +245,7 @@ class Transfer:
         )
 
     def _block(self, timeout: float | None) -> bool:
-        end = None if timeout is None else time.monotonic() + timeout
+        end = _end(timeout)
         while self._status() == _PENDING:
             left = _slice_ns(end)
             if left == 0:
@@ -319,6 +326,11 @@ def _quiet(flight: Flight) -> bool:
 
 def _joined(words: Sequence[str | None]) -> str | None:
     return "+".join(dict.fromkeys(word for word in words if word)) or None
+
+
+def _end(timeout: float | None) -> float | None:
+    limit = check_timeout(timeout)
+    return None if limit is None else time.monotonic() + limit
 
 
 def _slice_ns(end: float | None) -> int:

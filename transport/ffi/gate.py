@@ -6,11 +6,16 @@ atomic, so an entry costs some 100 ns and no caller waits for another.
 
 from __future__ import annotations
 
+import sys
 import time
 from threading import get_ident
+from typing import TYPE_CHECKING
 
 from transport.errors import InvalidUse
 from transport.ffi import handle
+
+if TYPE_CHECKING:
+    from types import FrameType
 
 
 class Gate:
@@ -42,18 +47,53 @@ class Gate:
 
     def holds_this_thread(self) -> bool:
         """Whether a call of this thread is inside: then this is a signal handler or a finalizer."""
+        self._forget_strays()
         return get_ident() in self._inside
 
     def shut(self, timeout: float) -> bool:
         """Lets nobody in any more and waits for those inside, whose waits are short slices.
 
-        False: somebody has not left. A Ctrl-C at the wrong instruction can leave an entry behind.
+        False: somebody has not left.
         """
         self.closed = True
         end, pause = time.monotonic() + timeout, 1e-5
         while self._inside:
+            self._forget_strays()
             if time.monotonic() > end:
                 return False
             time.sleep(pause)
             pause = min(2 * pause, 1e-2)
         return True
+
+    def _forget_strays(self) -> None:
+        """Ctrl-C at the wrong instruction of `with gate:` leaves an entry behind. It is one if its
+        thread runs nothing of this package but what closes.
+        """
+        frames = sys._current_frames()
+        for ident in set(self._inside):
+            if not _is_inside(frames.get(ident)):
+                while ident in self._inside:
+                    self._inside.remove(ident)
+
+
+# Functions that are on the stack of whoever closes, and that hold no gate themselves.
+_CLOSING = {
+    ("transport.engine.engine", "close"),
+    ("transport.engine.engine", "_close_all"),
+    ("transport.engine.core", "close"),
+    ("transport.engine.core", "close_undisturbed"),
+    ("transport.engine.core", "_close_and_tell"),
+    ("transport.ffi.handle", "__exit__"),
+    ("transport.ffi.gate", "shut"),
+    ("transport.ffi.gate", "holds_this_thread"),
+    ("transport.ffi.gate", "_forget_strays"),
+}
+
+
+def _is_inside(frame: FrameType | None) -> bool:
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("transport.") and (module, frame.f_code.co_name) not in _CLOSING:
+            return True
+        frame = frame.f_back
+    return False

@@ -85,13 +85,11 @@ class Pool:
         return bool(self._dead)
 
     def drain(self) -> None:
-        """Gives back the blocks whose memory has died. Skipped while another call does it."""
-        while self._dead and self._lock.acquire(blocking=False):
-            try:
-                while self._dead:
-                    self._give_back(*self._dead.popleft())
-            finally:
-                self._lock.release()
+        """Gives back the blocks whose memory has died. Not for finalizers: it takes the lock."""
+        if self._dead:
+            # Nothing but `with` is safe from a Ctrl-C that comes right after the lock was taken.
+            with self._lock:
+                self._give_back_dead()
 
     @property
     def used_bytes(self) -> int:
@@ -111,8 +109,12 @@ class Pool:
         if self._pid != handle.here:
             return
         self._dead.append((segment, start))
-        if self._orphaned:  # no engine is left that would do it
-            self.drain()
+        # No engine is left that would do it; whoever holds the lock does it, or the next one.
+        while self._orphaned and self._dead and self._lock.acquire(blocking=False):
+            try:
+                self._give_back_dead()
+            finally:
+                self._lock.release()
 
     def _find_room(self, size: int, access: Access) -> tuple[Segment, int]:
         for segment in self._segments:
@@ -128,6 +130,10 @@ class Pool:
         start = segment.allocator.take(size)
         assert start is not None
         return segment, start
+
+    def _give_back_dead(self) -> None:
+        while self._dead:
+            self._give_back(*self._dead.popleft())
 
     def _give_back(self, segment: Segment, start: int) -> None:
         segment.allocator.give_back(start)

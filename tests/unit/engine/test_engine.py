@@ -8,6 +8,7 @@ import pickle
 import re
 import socket
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import torch
 import transport
 from transport import Engine, InvalidUse, Unavailable
 from transport.config import Settings
+from transport.engine import submit
 
 WAIT = 20.0
 
@@ -162,9 +164,9 @@ def test_a_dropped_engine_warns_and_closes():
     core = engine._core
     with pytest.warns(ResourceWarning, match="unclosed engine"):
         del engine
-    for thread in threading.enumerate():
-        if thread.name == "transport-closer":
-            thread.join(WAIT)
+    end = time.monotonic() + WAIT
+    while core.native.pointer is not None and time.monotonic() < end:
+        time.sleep(0.001)
     assert core.native.pointer is None
 
 
@@ -211,3 +213,86 @@ def test_engines_of_one_host_with_different_providers(ours, theirs, listen):
             transfer = near.read(region.remote(), into).wait(WAIT)
             assert transfer.path in ("stream", "tcp")
             assert torch.equal(into, tensor)
+
+
+# --------------------------------------------------------------------------------- what is no name
+@pytest.mark.parametrize("name", [5, b"x", "\ud800"])
+def test_names_of_engines_are_text(name):
+    with pytest.raises(InvalidUse, match="an engine's name"):
+        Engine(name=name)
+
+
+@pytest.mark.parametrize("name", [5, "", "\ud800", "x" * 1025])
+def test_names_of_regions_are_text(pair, name):
+    a, b = pair
+    with a.register(torch.arange(3)) as region:
+        with pytest.raises(InvalidUse, match="a name is text"):
+            a.publish(name, region)
+        with pytest.raises(InvalidUse, match="a name is text"):
+            b.connect(a.addresses[0]).lookup(name, 1)
+
+
+@pytest.mark.parametrize("what", [5, None, b"x"])
+def test_only_regions_are_published(pair, what):
+    with pytest.raises(InvalidUse, match="what is published is a region"):
+        pair[0].publish("x", what)
+
+
+@pytest.mark.parametrize("address", [5, None, b"x"])
+def test_addresses_are_text(pair, address):
+    with pytest.raises(InvalidUse, match="an address is text"):
+        pair[0].connect(address)
+
+
+def test_a_notification_that_does_not_lie_in_one_piece(pair):
+    a, b = pair
+    with a.register(torch.arange(3)) as region, pytest.raises(InvalidUse, match="notification"):
+        b.write(torch.arange(3), region.remote(), notify=memoryview(b"abcdef")[::2])
+
+
+# ----------------------------------------------------------------------- Ctrl-C at the wrong moment
+def _once(function):
+    """Does what the function does and is then interrupted, the first time."""
+    times = iter([True])
+
+    def interrupted(*arguments, **keywords):
+        result = function(*arguments, **keywords)
+        if next(times, False):
+            raise KeyboardInterrupt
+        return result
+
+    return interrupted
+
+
+@pytest.mark.parametrize("to_itself", [False, True])
+def test_interrupted_while_a_peer_is_made(pair, monkeypatch, to_itself):
+    """The next call must not wait for a peer that nobody connects."""
+    a, b = pair
+    near = a if to_itself else b
+    with a.register(torch.arange(3)) as region:
+        table = near._core.plane._table
+        monkeypatch.setattr(table, "obtain", _once(table.obtain))
+        into = torch.zeros(3, dtype=torch.int64)
+        with pytest.raises(KeyboardInterrupt):
+            near.read(region.remote(), into)
+        near.read(region.remote(), into).wait(WAIT)
+
+
+def test_interrupted_right_after_a_transfer_has_begun(pair, monkeypatch):
+    """It is cancelled, and its memory is kept until it is quiet."""
+    a, b = pair
+    with a.register(torch.arange(3)) as region:
+        b.read(region.remote(), torch.zeros(3, dtype=torch.int64)).wait(WAIT)
+        monkeypatch.setattr(submit, "check", _once(submit.check))
+        begun = []
+        drop = b._core.drop
+        monkeypatch.setattr(
+            type(b._core), "drop", lambda _, f, pins: (begun.extend(f), drop(f, pins))
+        )
+        with pytest.raises(KeyboardInterrupt):
+            b.read(region.remote(), torch.zeros(3, dtype=torch.int64))
+        gc.collect()
+        assert len(begun) == 1
+        assert begun[0].pointer
+    b.notifications().poll()  # does what finalizers left
+    assert b._core.pinned == {}

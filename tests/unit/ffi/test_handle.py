@@ -17,6 +17,21 @@ from transport.ffi.handle import Handle
 WAIT = 20.0
 
 
+# The gate looks at whose code a thread runs: what is inside must be of this package.
+_VISIT = """
+def visit(gate, inside):
+    with gate:
+        return inside()
+"""
+
+
+def visit(gate, inside):
+    """Runs `inside` within the gate as the package's own code does."""
+    scope = {"__name__": "transport.visitor"}
+    exec(_VISIT, scope)
+    return scope["visit"](gate, inside)
+
+
 class Thing(Handle):
     def __init__(self, log=None):
         self.log = [] if log is None else log
@@ -102,13 +117,12 @@ def test_shutting_waits_for_those_inside():
     gate, left = Gate("engine"), []
     inside = threading.Event()
 
-    def visit():
-        with gate:
-            inside.set()
-            time.sleep(0.1)
-            left.append(1)
+    def stay():
+        inside.set()
+        time.sleep(0.1)
+        left.append(1)
 
-    thread = threading.Thread(target=visit)
+    thread = threading.Thread(target=visit, args=(gate, stay))
     thread.start()
     inside.wait()
     assert not gate.shut(0.01)
@@ -127,11 +141,27 @@ def test_gate_after_fork(monkeypatch):
 def test_gate_knows_who_is_inside():
     gate = Gate("engine")
     assert not gate.holds_this_thread()
-    with gate:
+    seen = []
+
+    def look():
         assert gate.holds_this_thread()
-        seen = []
         thread = threading.Thread(target=lambda: seen.append(gate.holds_this_thread()))
         thread.start()
         thread.join()
+
+    visit(gate, look)
     assert seen == [False]
     assert not gate.holds_this_thread()
+
+
+def test_what_ctrl_c_left_behind_does_not_keep_the_gate_open():
+    gate = Gate("engine")
+    ended = threading.Thread(target=gate.__enter__)
+    ended.start()
+    ended.join()
+    gate.__enter__()  # and no __exit__, as when Ctrl-C comes at its first instruction
+    assert not gate.holds_this_thread()
+    gate.__enter__()
+    began = time.monotonic()
+    assert gate.shut(WAIT)
+    assert time.monotonic() - began < WAIT / 2
