@@ -1,0 +1,118 @@
+"""Peers that die or freeze at random moments: they are lost in time, and nothing else changes.
+
+A bounded soak with a fixed seed; a round is another death of another process.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transport import Engine, PeerLost, Settings
+from transport.testing.processes import PeerProcess
+from transport.testing.servant import pattern
+
+WAIT = 20.0
+NBYTES = 2_000_000
+LIVENESS = 1.0
+ROUNDS = 10
+
+
+@pytest.fixture
+def steady():
+    """Lives through it all."""
+    with PeerProcess() as process:
+        process.call("open")
+        yield process.call("make", "x", NBYTES, seed=77, pool=True)
+
+
+def _possessions():
+    gc.collect()
+    return tuple(sum(1 for _ in Path("/proc/self", kind).iterdir()) for kind in ("fd", "task"))
+
+
+def test_peers_die_and_freeze_at_random_moments(steady):
+    rng = random.Random(1)
+    settings = Settings.from_env(liveness=LIVENESS)
+    with Engine(settings=settings) as engine:
+        _check(engine, steady, 77)
+        before = None
+        for number in range(ROUNDS):
+            _round(engine, steady, rng, number)
+            before = before or _possessions()
+        end = time.monotonic() + WAIT
+        while _possessions() > before:
+            assert time.monotonic() < end, (before, _possessions())
+            engine.notifications().poll()  # gives back what the dead have left
+            time.sleep(0.01)
+
+
+def _round(engine, steady, rng, number):
+    way = rng.choice([{}, {"providers": ["tcp"], "listen": "127.0.0.1:0"}])
+    death = signal.SIGSTOP if number % 4 == 3 else signal.SIGKILL
+    ours = np.zeros(NBYTES, np.uint8)
+    with PeerProcess() as peer, engine.register(ours) as region:
+        peer.call("open", **way)
+        remote = peer.call("make", "x", NBYTES, seed=number, pool=rng.random() < 0.5)
+        _check(engine, remote, number)
+        if rng.random() < 0.5:  # then it also reads and writes when it dies
+            peer.begin("run", _HAMMER, remote=region.remote(), nbytes=NBYTES)
+        moments = []
+        timer = threading.Timer(
+            rng.random() * rng.choice([0.002, 0.1]), _end, (peer, death, moments)
+        )
+        timer.start()
+        lost = _use_until_lost(engine, remote, number)
+        timer.join()
+        assert lost - moments[0] < (1.0 if death == signal.SIGKILL else 2 * LIVENESS + 1)
+        _check(engine, steady, 77)
+        region.close()
+        assert region.quiet or death == signal.SIGSTOP
+        peer.kill()
+
+
+def _end(peer, death, moments):
+    moments.append(time.monotonic())
+    os.kill(peer.pid, death)
+
+
+def _use_until_lost(engine, remote, seed):
+    """When it was lost. What is read before is whole."""
+    truth, end = pattern(seed, NBYTES), time.monotonic() + WAIT
+    while time.monotonic() < end:
+        into = np.full(NBYTES, 0xEE, np.uint8)
+        try:
+            engine.read(remote, into).wait(WAIT)
+            assert np.array_equal(into, truth)
+            engine.write(truth, remote, notify=b"x").wait(WAIT)
+        except PeerLost:
+            return time.monotonic()
+    raise AssertionError("never lost")
+
+
+def _check(engine, remote, seed):
+    into = np.zeros(NBYTES, np.uint8)
+    engine.read(remote, into).wait(WAIT)
+    assert np.array_equal(into, pattern(seed, NBYTES))
+
+
+_HAMMER = """
+import numpy as np
+import transport
+
+into = np.zeros(nbytes, np.uint8)
+try:
+    while True:
+        servant.engine.read(remote, into).wait(10)
+        servant.engine.write(into, remote).wait(10)
+except transport.TransportError:
+    pass
+"""
