@@ -185,7 +185,10 @@ class Core:
         """For a Transfer's finalizer: frees it now or, while it may still move bytes, later."""
         if self.gate.pid != handle.here:
             return
-        flights = [flight for flight in flights if flight.begun()]
+        for flight in flights:
+            if flight.pointer is None:  # interrupted before it was set, or before C began
+                flights = [flight for flight in flights if flight.begun()]
+                break
         if not flights:
             self.pinned.pop(id(pins), None)
             return

@@ -98,7 +98,7 @@ class Transfer:
 
     def wait_quiet(self, timeout: float | None = None) -> bool:
         """Blocks until no byte of it can move any more; False after `timeout` seconds."""
-        end = _end(timeout)
+        end = None if timeout is None else _end(timeout)
         while not self.quiet:
             left = _slice_ns(end)
             if left == 0:
@@ -245,7 +245,7 @@ class Transfer:
         )
 
     def _block(self, timeout: float | None) -> bool:
-        end = _end(timeout)
+        end = None if timeout is None else _end(timeout)
         while self._status() == _PENDING:
             left = _slice_ns(end)
             if left == 0:
@@ -328,9 +328,8 @@ def _joined(words: Sequence[str | None]) -> str | None:
     return "+".join(dict.fromkeys(word for word in words if word)) or None
 
 
-def _end(timeout: float | None) -> float | None:
-    limit = check_timeout(timeout)
-    return None if limit is None else time.monotonic() + limit
+def _end(timeout: float) -> float:
+    return time.monotonic() + (check_timeout(timeout) or 0.0)
 
 
 def _slice_ns(end: float | None) -> int:
