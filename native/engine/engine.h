@@ -57,6 +57,7 @@ struct tn_engine {
     _Atomic uint32_t background_word; /* futex: the background thread's alarm */
     _Atomic uint32_t stopping;
     _Atomic uint64_t next_tick; /* when the links want to look at their heartbeats */
+    uint64_t next_sweep; /* driver only: when abandoned guards of shared memory are looked at */
     pthread_t thread;
 
     pthread_mutex_t work_lock;

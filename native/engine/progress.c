@@ -190,6 +190,10 @@ static uint64_t run_chores(struct tn_engine *engine)
         /* A peer that came up meanwhile has asked for a tick at once: then leave that. */
         tick = atomic_compare_exchange_strong(&engine->next_tick, &tick, due) ? due : 0;
     }
+    if (now >= engine->next_sweep) {
+        tn_regions_guard_sweep(engine->host.regions);
+        engine->next_sweep = now + MAX_SLEEP_NS;
+    }
     expire(engine, now);
     tn_settle_run(engine);
     pthread_mutex_lock(&engine->active_lock);

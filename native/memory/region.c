@@ -299,6 +299,13 @@ void tn_regions_guard_abandon(struct tn_regions *regions, struct tn_guard *guard
     pthread_mutex_unlock(&regions->guards_lock);
 }
 
+void tn_regions_guard_sweep(struct tn_regions *regions)
+{
+    pthread_mutex_lock(&regions->guards_lock);
+    sweep_guards(regions);
+    pthread_mutex_unlock(&regions->guards_lock);
+}
+
 bool tn_regions_unguarded(struct tn_region *region)
 {
     struct tn_regions *regions = region->regions;

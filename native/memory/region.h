@@ -60,8 +60,10 @@ struct tn_guard {
     void (*free)(struct tn_guard *guard);
 };
 void tn_regions_guard_add(struct tn_regions *regions, struct tn_guard *guard);
-/* The caller forgets the guard; it is freed once it is gone, or by tn_regions_close. */
+/* The caller forgets the guard; it is freed by a sweep once it is gone, or by tn_regions_close. */
 void tn_regions_guard_abandon(struct tn_regions *regions, struct tn_guard *guard);
+/* Frees the abandoned guards that are gone. The functions around do it too. */
+void tn_regions_guard_sweep(struct tn_regions *regions);
 /* After tn_regions_revoke: whether no guarded write to the region is under way. */
 bool tn_regions_unguarded(struct tn_region *region);
 
