@@ -1,4 +1,5 @@
-/* Engines, peers, transfers, completion queues, notifications. Mirrors native/include/transport_native.h. */
+/* Engines, peers, transfers, completion queues, notifications. Mirrors
+ * native/include/transport_native.h. */
 struct tn_engine_options {
     uint8_t incarnation[...];
     uint64_t liveness_ns;
@@ -31,7 +32,8 @@ struct tn_event {
 int tn_engine_event_fd(struct tn_engine *engine);
 int tn_engine_next_event(struct tn_engine *engine, struct tn_event *event, void *buffer);
 
-int tn_peer_open(struct tn_engine *engine, const uint8_t *incarnation, uint64_t cookie, struct tn_peer **out);
+int tn_peer_open(struct tn_engine *engine, const uint8_t *incarnation, uint64_t cookie,
+                 struct tn_peer **out);
 int tn_peer_open_self(struct tn_engine *engine, uint64_t cookie, struct tn_peer **out);
 int tn_peer_up(struct tn_peer *peer, int fd, uint32_t as_provider, uint32_t peer_notify_depth);
 void tn_peer_down(struct tn_peer *peer, int status, const char *text);
@@ -52,7 +54,8 @@ struct tn_peer_stats {
     ...;
 };
 void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out);
-int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text, size_t capacity);
+int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text,
+                    size_t capacity);
 
 struct tn_range {
     uint64_t local_address;

@@ -1,6 +1,6 @@
-/* The stat family, for glibc older than 2.33, where it existed only as inline functions of the headers.
- * build.py links with --wrap for each, so that calls in our code land here. The system call fills the same
- * `struct stat` on every 64-bit Linux. */
+/* The stat family, for glibc older than 2.33, where it existed only as inline functions of the
+ * headers. build.py links with --wrap for each, so that calls in our code land here. The system
+ * call fills the same `struct stat` on every 64-bit Linux. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/stat.h>

@@ -1,9 +1,10 @@
 /* Keeps the built module loadable on glibc 2.28 when it is built against a newer glibc.
  *
- * glibc 2.34 moved libpthread, libdl and librt into libc and gave their functions new default versions; the old
- * versions are still there and are the same code. Without these lines a wheel built today demands glibc 2.34 for
- * nothing. Forced into every C file by build.py (never under a sanitizer); a name that a file does not use costs
- * nothing. CI runs `auditwheel show`, which names whatever is missing here.
+ * glibc 2.34 moved libpthread, libdl and librt into libc and gave their functions new default
+ * versions; the old versions are still there and are the same code. Without these lines a wheel
+ * built today demands glibc 2.34 for nothing. Forced into every C file by build.py (never under a
+ * sanitizer); a name that a file does not use costs nothing. CI runs `auditwheel show`, which names
+ * whatever is missing here.
  *
  * No includes: this comes before the file's own feature-test macros.
  */
@@ -14,7 +15,8 @@
 #define TN_FLOOR_BASE "GLIBC_2.2.5"
 #define TN_FLOOR_AT(x86_64_version) x86_64_version
 #elif defined(__aarch64__)
-#define TN_FLOOR_BASE "GLIBC_2.17" /* the port's first release: everything older has this version */
+#define TN_FLOOR_BASE "GLIBC_2.17" /* the port's first release: everything older has this version \
+                                    */
 #define TN_FLOOR_AT(x86_64_version) TN_FLOOR_BASE
 #endif
 
@@ -83,7 +85,8 @@ TN_FLOOR(sem_wait);
 TN_FLOOR(shm_open);
 TN_FLOOR(shm_unlink);
 
-/* Since glibc 2.38 <stdlib.h> sends these to versions that also read C23 binary constants, which we never pass. */
+/* Since glibc 2.38 <stdlib.h> sends these to versions that also read C23 binary constants, which we
+ * never pass. */
 TN_FLOOR_AS(__isoc23_strtol, strtol, TN_FLOOR_BASE);
 TN_FLOOR_AS(__isoc23_strtoll, strtoll, TN_FLOOR_BASE);
 TN_FLOOR_AS(__isoc23_strtoul, strtoul, TN_FLOOR_BASE);

@@ -12,7 +12,6 @@ int tn_shm_connection_offer(struct tn_shm_connection *connection, struct tn_shm_
                             int fds[2]);
 int tn_shm_connection_accept(struct tn_shm_connection *connection, int pid,
                              const struct tn_shm_offer *offer, const int fds[2]);
-int tn_shm_connection_process_vm(struct tn_shm_connection *connection, char *text,
-                                 size_t capacity);
+int tn_shm_connection_process_vm(struct tn_shm_connection *connection, char *text, size_t capacity);
 int tn_shm_connection_attach(struct tn_shm_connection *connection, struct tn_peer *peer);
 void tn_shm_connection_close(struct tn_shm_connection *connection);

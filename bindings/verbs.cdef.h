@@ -26,7 +26,8 @@ int tn_verbs_probe(const char *library, char *text, size_t capacity);
 
 int tn_verbs_ports(const char *library, struct tn_verbs_port *ports, uint32_t capacity);
 
-int tn_verbs_gids(const char *library, const char *device, uint32_t port, uint8_t *gids, uint32_t capacity);
+int tn_verbs_gids(const char *library, const char *device, uint32_t port, uint8_t *gids,
+                  uint32_t capacity);
 
 int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs **out);
 
@@ -50,7 +51,8 @@ struct tn_verbs_rail_options {
     uint8_t reserved;
 };
 
-int tn_verbs_rail_open(struct tn_verbs *verbs, const struct tn_verbs_rail_options *options, struct tn_verbs_rail **out);
+int tn_verbs_rail_open(struct tn_verbs *verbs, const struct tn_verbs_rail_options *options,
+                       struct tn_verbs_rail **out);
 uint32_t tn_verbs_rail_number(struct tn_verbs_rail *rail);
 
 struct tn_verbs_offer {
@@ -71,6 +73,7 @@ struct tn_verbs_offer {
 int tn_verbs_connection_open(struct tn_verbs_rail *rail, struct tn_verbs_connection **out);
 void tn_verbs_connection_offer(struct tn_verbs_connection *connection, struct tn_verbs_offer *out);
 
-int tn_verbs_connection_accept(struct tn_verbs_connection *connection, const struct tn_verbs_offer *offer);
+int tn_verbs_connection_accept(struct tn_verbs_connection *connection,
+                               const struct tn_verbs_offer *offer);
 int tn_verbs_connection_attach(struct tn_verbs_connection *connection, struct tn_peer *peer);
 void tn_verbs_connection_close(struct tn_verbs_connection *connection);

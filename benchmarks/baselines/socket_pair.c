@@ -1,10 +1,12 @@
-/* What a bare pair of TCP sockets on loopback moves: no library, no framing, one thread at each end.
+/* What a bare pair of TCP sockets on loopback moves: no library, no framing, one thread at each
+ * end.
  *
  *   socket_pair BYTES read|write
  *
- * Two processes. For every line N on stdin the client moves BYTES bytes N times and prints each time in ns. "write": it sends
- * them and waits for one byte that says that the last one is in the server's memory. "read": it asks with one byte and
- * receives them. Both buffers are touched before and used again every time.
+ * Two processes. For every line N on stdin the client moves BYTES bytes N times and prints each
+ * time in ns. "write": it sends them and waits for one byte that says that the last one is in the
+ * server's memory. "read": it asks with one byte and receives them. Both buffers are touched before
+ * and used again every time.
  */
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
@@ -90,7 +92,8 @@ static int listen_on_loopback(struct sockaddr_in *address)
 {
     socklen_t length = sizeof *address;
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    *address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    *address =
+        (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     if (fd < 0 || bind(fd, (struct sockaddr *)address, length) || listen(fd, 1) ||
         getsockname(fd, (struct sockaddr *)address, &length))
         die("listen");
