@@ -15,8 +15,8 @@
 #define TN_FLOOR_BASE "GLIBC_2.2.5"
 #define TN_FLOOR_AT(x86_64_version) x86_64_version
 #elif defined(__aarch64__)
-#define TN_FLOOR_BASE "GLIBC_2.17" /* the port's first release: everything older has this version \
-                                    */
+/* The first release of this port: everything older has this version. */
+#define TN_FLOOR_BASE "GLIBC_2.17"
 #define TN_FLOOR_AT(x86_64_version) TN_FLOOR_BASE
 #endif
 
