@@ -309,6 +309,19 @@ void tn_peer_release(struct tn_peer *peer)
     tn_peer_unreference(peer);
 }
 
+static void count_stream(struct tn_peer *peer, struct tn_peer_stats *out)
+{
+    struct tn_link_stats link;
+    tn_link_stats(peer->stream, &link);
+    for (uint32_t i = 0; i < peer->n_links; i++)
+        if (peer->links[i].link == peer->stream)
+            out->provider[peer->links[i].provider].retries = link.send_stalls;
+    out->served_operations = link.served_operations;
+    out->served_bytes = link.served_bytes;
+    out->heartbeats_sent = link.heartbeats_sent;
+    out->last_heard_ns = link.last_heard_ns;
+}
+
 void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out)
 {
     memset(out, 0, sizeof(*out));
@@ -319,13 +332,8 @@ void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out)
     }
     out->notifications_sent = atomic_load(&peer->notifications_sent);
     out->notifications_received = atomic_load(&peer->notifications_received);
-    struct tn_link_stats link = {0};
     if (atomic_load(&peer->state) != TN_PENDING && peer->stream) /* it does not change any more */
-        tn_link_stats(peer->stream, &link);
-    out->served_operations = link.served_operations;
-    out->served_bytes = link.served_bytes;
-    out->heartbeats_sent = link.heartbeats_sent;
-    out->last_heard_ns = link.last_heard_ns;
+        count_stream(peer, out);
 }
 
 int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text,

@@ -188,7 +188,8 @@ int tn_peer_send(struct tn_peer *peer, const void *bytes, size_t length); /* a c
 void tn_peer_release(struct tn_peer *peer);
 
 struct tn_counters {
-    uint64_t operations, bytes, errors, retries;
+    uint64_t operations, bytes, errors;
+    uint64_t retries; /* sends that found the stream's socket full and were made again */
 };
 struct tn_peer_stats {
     struct tn_counters provider[TN_MAX_PROVIDERS]; /* transfers this side started */

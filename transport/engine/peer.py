@@ -66,7 +66,11 @@ class Peer:
 
     def counters(self) -> dict[str, dict[str, int]]:
         """What has moved: for each provider the transfers that this side started; "served" is
-        what the peer did through its stream; "notifications" and "heartbeats" are both ways."""
+        what the peer did through its stream; "notifications" and "heartbeats" are both ways.
+
+        "retries" are sends that found the stream's socket full. A verbs peer has one rail, whose
+        counts these are; packets that the device sent again are in its own hw_counters.
+        """
         stats = ffi.new("struct tn_peer_stats *")
         with self._core:
             lib.tn_peer_stats(self._record.native.pointer, stats)

@@ -196,7 +196,7 @@ def test_threads_and_descriptors_do_not_pile_up():
         with Engine() as a, Engine() as b, a.register(bytearray(10)) as region:
             b.read(region.remote(), bytearray(10)).wait(WAIT)
     gc.collect()
-    assert threading.active_count() == before[0]
+    assert threading.active_count() <= before[0]  # fewer if an earlier test was still leaving
     assert count_descriptors() <= before[1] + 2
 
 
@@ -296,3 +296,18 @@ def test_interrupted_right_after_a_transfer_has_begun(pair, monkeypatch):
         assert begun[0].pointer
     b.notifications().poll()  # does what finalizers left
     assert b._core.pinned == {}
+
+
+def test_a_full_socket_is_counted():
+    source = torch.zeros(32 << 20, dtype=torch.uint8)
+    target = torch.ones(32 << 20, dtype=torch.uint8)
+    with (
+        Engine(providers=["tcp"]) as near,
+        Engine(providers=["tcp"], listen="127.0.0.1:0") as far,
+        far.register(target) as region,
+    ):
+        near.write(source, region.remote()).wait(WAIT)
+        counts = near.peers[0].counters()["tcp"]
+        assert (counts["operations"], counts["bytes"], counts["errors"]) == (1, 32 << 20, 0)
+        assert counts["retries"] > 0
+        assert not target.any()
