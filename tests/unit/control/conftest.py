@@ -7,6 +7,7 @@ import time
 
 import pytest
 from control_planes import descriptors, open_plane
+from relay import Relay, wait_up
 
 
 @pytest.fixture
@@ -31,3 +32,17 @@ def eventually():
         return value
 
     return wait
+
+
+@pytest.fixture
+def relayed(plane):
+    """Two planes, the one's record of the other, and the network between them."""
+    a, b = plane(providers=("tcp",)), plane(listen="127.0.0.1:0")
+    with Relay(b.plane.addresses[1]) as relay:
+        yield a, b, wait_up(a.plane.peer(b.incarnation, [relay.address])), relay
+
+
+@pytest.fixture
+def pair(plane):
+    a, b = plane(), plane()
+    return a, b, wait_up(a.plane.peer(b.incarnation, b.plane.addresses))
