@@ -105,7 +105,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     uint8_t how = data[0];
     fake_sockets(true, fds); /* TCP does the same without descriptors, and takes longer */
     fake_host_open(&fake, &(struct fake_options){.window = 2});
-    fake_host_link(&fake, fds[0], true);
+    fake_host_link(&fake, fds[0]);
     CHECK(tn_regions_add(fake.host.regions, theirs, BYTES, TN_READ | TN_WRITE, NULL, &region) ==
           TN_OK);
     memset(region->remote.key, 0, TN_KEY_BYTES);
