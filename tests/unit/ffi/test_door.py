@@ -53,11 +53,13 @@ def test_packed_structs_have_the_size_and_order_of_c():
     assert ffi.sizeof("struct tn_remote") == NATIVE.size
     assert ffi.sizeof("struct tn_range") == RANGE.size
     values = (1, 2, b"k" * 16, 4, 5, 6, 7, 3, *range(10, 18))
-    remote = ffi.from_buffer("struct tn_remote[]", NATIVE.pack(*values))[0]
+    remotes = ffi.from_buffer("struct tn_remote[]", NATIVE.pack(*values))
+    remote = remotes[0]  # does not keep the bytes, `remotes` does
     assert (remote.number, remote.generation, remote.address, remote.length) == (1, 2, 4, 5)
     assert (remote.segment_offset, remote.segment, remote.access) == (6, 7, 3)
     assert (bytes(ffi.buffer(remote.key)), list(remote.rkeys)) == (b"k" * 16, list(range(10, 18)))
-    row = ffi.from_buffer("struct tn_range[]", RANGE.pack(1, 2, 3, 4, 5, -6, -7, 8, 0))[0]
+    rows = ffi.from_buffer("struct tn_range[]", RANGE.pack(1, 2, 3, 4, 5, -6, -7, 8, 0))
+    row = rows[0]
     assert (row.local_address, int(ffi.cast("uintptr_t", row.local_region))) == (1, 2)
     assert (row.remote_offset, row.length, row.rows) == (3, 4, 5)
     assert (row.local_stride, row.remote_stride, row.remote) == (-6, -7, 8)
