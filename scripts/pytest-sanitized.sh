@@ -10,7 +10,8 @@ rm -rf "${out:?}/lib" # a file that was deleted from transport/ must not live on
 TRANSPORT_SANITIZE=$name .venv/bin/python setup.py --quiet build --build-base "$out" --build-lib "$out/lib" \
     2> >(grep -v -i warning >&2)
 
-preload=$(gcc -print-file-name="lib${name:0:1}san.so")
+# The sanitizer wraps C++'s throw, which torch uses: it must find the C++ library when it starts.
+preload="$(gcc -print-file-name="lib${name:0:1}san.so") $(gcc -print-file-name=libstdc++.so.6)"
 # The interpreter itself frees little at exit, so leaks are the C tests' business.
 export ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0:allocator_may_return_null=1
 # Not `python -m pytest`: that would put the tree, with its plain build, in front of PYTHONPATH.

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import time
 from typing import Any
 
 import pytest
@@ -19,6 +22,21 @@ _TCP: dict[str, Any] = {"providers": ("tcp",), "secret": "a secret of this test 
 
 class TestTcp(Contract):
     way = Way("tcp", "tcp", near=_TCP, far={**_TCP, "listen": "127.0.0.1:0"})
+
+    def test_a_full_socket_is_counted(self, own, fresh):
+        far = fresh()
+        remote = far.make("x", 32 << 20)
+        own.read(remote[:1], bytearray(1)).wait(WAIT)  # connected
+        os.kill(far.pid, signal.SIGSTOP)
+        transfer = own.write(bytes(32 << 20), remote)
+        end = time.monotonic() + WAIT
+        while not (retries := own.peers[0].counters()["tcp"]["retries"]) and time.monotonic() < end:
+            time.sleep(0.01)
+        os.kill(far.pid, signal.SIGCONT)
+        transfer.wait(WAIT)
+        assert retries > 0
+        counts = own.peers[0].counters()["tcp"]
+        assert (counts["operations"], counts["bytes"], counts["errors"]) == (2, (32 << 20) + 1, 0)
 
     @pytest.mark.parametrize(
         ("changes", "error"),

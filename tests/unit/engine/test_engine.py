@@ -296,18 +296,3 @@ def test_interrupted_right_after_a_transfer_has_begun(pair, monkeypatch):
         assert begun[0].pointer
     b.notifications().poll()  # does what finalizers left
     assert b._core.pinned == {}
-
-
-def test_a_full_socket_is_counted():
-    source = torch.zeros(32 << 20, dtype=torch.uint8)
-    target = torch.ones(32 << 20, dtype=torch.uint8)
-    with (
-        Engine(providers=["tcp"]) as near,
-        Engine(providers=["tcp"], listen="127.0.0.1:0") as far,
-        far.register(target) as region,
-    ):
-        near.write(source, region.remote()).wait(WAIT)
-        counts = near.peers[0].counters()["tcp"]
-        assert (counts["operations"], counts["bytes"], counts["errors"]) == (1, 32 << 20, 0)
-        assert counts["retries"] > 0
-        assert not target.any()

@@ -60,7 +60,8 @@ def test_a_new_tensor_at_an_old_address_is_registered_anew(cache):
         seen.add(tensor.data_ptr())
         del tensor
     assert cache.misses == 20
-    assert len(seen) < 20  # the allocator did reuse an address, or this test shows nothing
+    if len(seen) == 20:
+        pytest.skip("the allocator reused no address (a sanitizer's does not)")
 
 
 def test_a_resized_storage_is_registered_anew(cache):
