@@ -16,11 +16,10 @@ from transport import Engine, PeerLost, RemoteRegion
 
 OWNER = """
 import os, sys, time
-import numpy as np
 from transport import Engine
 
 engine = Engine(name="owner", listen=sys.argv[1] or None)
-memory = np.ones(1 << 20, "uint8")
+memory = engine.empty(1 << 20, "uint8")  # mapped: reading it asks nobody
 region = engine.register(memory)
 print(region.remote().to_json(), flush=True)
 sys.stdin.readline()  # the peer is connected by now
