@@ -20,6 +20,8 @@ printf '\n======== stages\n%s' "$table"
 grep -h '^SKIPPED ' "$reports"/*.log | sort | uniq -c | sort -rn | head -n 40
 .venv/bin/python scripts/count_tests.py "$reports" | tee "$reports/summary"
 if [[ ${#bad[@]} -gt 0 ]]; then
+    # Again, where the end of a log is all that is looked at.
+    grep -hE -A 2 '^(FAILED|ERROR) |: failed: ' "$reports"/*.log | head -n 80
     echo "failed stages: ${bad[*]} ($((SECONDS - started)) s)"
     exit 1
 fi

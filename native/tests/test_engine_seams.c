@@ -398,7 +398,7 @@ static void test_copies_and_chores(void)
         pair_start(&a, &a.remote, TN_OP_READ, local, 64, NULL, tn_now() + 1000000);
     tn_peer_release(a.peer);
     CHECK(tn_peer_open_self(a.engine, 5, &a.peer) == TN_OK);
-    struct tn_transfer *endless = pair_rows(&a, &a.remote, TN_OP_READ, local, 4 * MIB, 2000);
+    struct tn_transfer *endless = pair_rows(&a, &a.remote, TN_OP_READ, local, 4 * MIB, 1u << 24);
     while (tn_transfer_status(hopeless) == TN_PENDING) {
         CHECK_TEXT(tn_transfer_status(endless) == TN_PENDING,
                    "the deadline had to wait for the copies");

@@ -92,8 +92,8 @@ peer.call("open")
 remote = peer.call("make", "x", 2_000_000, seed=1)
 engine = Engine()
 signal.signal(signal.SIGINT, interrupt)
-helper = storm(2.0, 0.001)
-end = time.monotonic() + 2.2
+helper = storm(20.0, 0.001)
+end = time.monotonic() + 20
 interrupted = 0
 
 def work():
@@ -103,12 +103,13 @@ def work():
         engine.read(remote, bytearray(2_000_000)).wait(10)
     armed = False
 
-while time.monotonic() < end:
+while interrupted < 50 and time.monotonic() < end:  # a machine may be too busy for all of them
     try:
         work()
     except KeyboardInterrupt:
         interrupted += 1
 armed = False
+os.kill(helper, signal.SIGKILL)
 os.waitpid(helper, 0)
 into = bytearray(2_000_000)
 engine.read(remote, into).wait(10)
@@ -117,7 +118,7 @@ began = time.monotonic()
 engine.close()
 assert time.monotonic() - began < 5, "calls that were interrupted are still counted as inside"
 peer.close()
-assert interrupted > 20, interrupted
+assert interrupted > 5, interrupted
 print("fine")
 """
 
