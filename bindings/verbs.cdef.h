@@ -31,6 +31,12 @@ int tn_verbs_gids(const char *library, const char *device, uint32_t port, uint8_
 
 int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs **out);
 
+enum tn_verbs_relaxed {
+    TN_VERBS_RELAXED_AUTO = ...,
+    TN_VERBS_RELAXED_OFF = ...,
+    TN_VERBS_RELAXED_ON = ...
+};
+
 struct tn_verbs_rail_options {
     char device[64];
     uint64_t piece_bytes;
@@ -40,6 +46,7 @@ struct tn_verbs_rail_options {
     uint32_t send_depth;
     uint32_t notify_slots;
     uint32_t mtu;
+    uint32_t pkey_index;
     uint32_t inline_bytes;
     uint8_t timeout;
     uint8_t retry_count;
@@ -48,7 +55,7 @@ struct tn_verbs_rail_options {
     uint8_t traffic_class;
     uint8_t service_level;
     uint8_t hop_limit;
-    uint8_t reserved;
+    uint8_t relaxed_ordering;
 };
 
 int tn_verbs_rail_open(struct tn_verbs *verbs, const struct tn_verbs_rail_options *options,

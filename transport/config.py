@@ -1,4 +1,4 @@
-"""Every setting: one table of names, types, defaults and help. Imports errors and types only.
+"""Every setting: one table of names, types, defaults and help. Imports kinds and errors only.
 
 Each field of Settings is the environment variable TRANSPORT_<FIELD IN CAPITALS>.
 """
@@ -8,19 +8,22 @@ Each field of Settings is the environment variable TRANSPORT_<FIELD IN CAPITALS>
 from __future__ import annotations
 
 import dataclasses
-import math
+import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transport import kinds
 from transport.errors import InvalidUse
-from transport.types import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Iterable, Mapping
+    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 PREFIX = "TRANSPORT_"
+
+_log = logging.getLogger("transport")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,92 +38,7 @@ class Setting:
     hidden: bool  # a value that must never be shown
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How a value is read from text, checked and shown."""
-
-    words: str
-    parse: Callable[[str], Any]
-    check: Callable[[Any], str | None]  # what is wrong with it, None when nothing is
-    show: Callable[[Any], str] = str
-
-
-def _seconds(value: Any) -> str | None:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or math.isnan(value):
-        return "must be a number of seconds"
-    return None if value > 0 else "must be more than 0 seconds"
-
-
-def _whole(low: int, high: int) -> Callable[[Any], str | None]:
-    def check(value: Any) -> str | None:
-        fits = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-        return None if fits else f"must be a whole number from {low} to {high}"
-
-    return check
-
-
-def _finite_seconds(value: Any) -> str | None:
-    return _seconds(value) or (None if value <= 86400 else "must be at most 86400 seconds")
-
-
-def _text(value: Any) -> str | None:
-    return None if isinstance(value, str) else "must be text"
-
-
-def _optional_text(value: Any) -> str | None:
-    return None if value is None else _text(value)
-
-
-def _path(value: Any) -> str | None:
-    return None if value is None or isinstance(value, Path) else "must be a path"
-
-
-def _names(value: Any) -> str | None:
-    if (
-        not isinstance(value, tuple)
-        or not value
-        or not all(isinstance(n, str) and n for n in value)
-    ):
-        return "must name at least one, separated by commas"
-    return None if len(set(value)) == len(value) else "names one of them twice"
-
-
-def _parse_names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _ptracer(value: Any) -> str | None:
-    fits = isinstance(value, str) and (
-        value in ("", "any") or (value.isdecimal() and int(value) > 0)
-    )
-    return None if fits else 'must be "any", a process id, or empty'
-
-
-_LEVELS = ("", "debug", "info", "warning", "error", "critical")
-
-
-def _level(value: Any) -> str | None:
-    return (
-        None if value in _LEVELS else f"must be one of {', '.join(filter(None, _LEVELS))}, or empty"
-    )
-
-
-_FOREVER = _Kind("seconds, or inf", float, _seconds)
-_SECONDS = _Kind("seconds", float, _finite_seconds)
-_TEXT = _Kind("text", str, _optional_text, lambda value: value or "")
-_PATH = _Kind("path", lambda text: Path(text).expanduser(), _path, lambda value: str(value or ""))
-_NAMES = _Kind("names, separated by commas", _parse_names, _names, ",".join)
-
-
-def _bytes(low: int, high: int) -> _Kind:
-    return _Kind("size (65536, 64KiB)", parse_bytes, _whole(low, high), format_bytes)
-
-
-def _count(low: int, high: int) -> _Kind:
-    return _Kind("whole number", int, _whole(low, high))
-
-
-def _setting(default: Any, kind: _Kind, text: str, *, hidden: bool = False) -> Any:
+def _setting(default: Any, kind: kinds.Kind, text: str, *, hidden: bool = False) -> Any:
     metadata = {"kind": kind, "help": text, "hidden": hidden}
     return field(default=default, metadata=metadata, repr=not hidden)
 
@@ -131,52 +49,135 @@ class Settings:
 
     secret: str | None = _setting(
         None,
-        _TEXT,
+        kinds.TEXT,
         "the job's shared secret as text; prefer a file, for others may see an environment",
         hidden=True,
     )
     secret_file: Path | None = _setting(
-        None, _PATH, "file with the job's shared secret, readable by its owner only"
+        None, kinds.PATH, "file with the job's shared secret, readable by its owner only"
     )
     deadline: float = _setting(
-        60.0, _FOREVER, "after this long a transfer without its own deadline fails"
+        60.0, kinds.FOREVER, "after this long a transfer without its own deadline fails"
     )
     connect_timeout: float = _setting(
-        10.0, _SECONDS, "finding, proving and describing a peer must end within this"
+        10.0, kinds.SECONDS, "finding, proving and describing a peer must end within this"
     )
-    liveness: float = _setting(10.0, _SECONDS, "a peer that is silent for this long is lost")
+    liveness: float = _setting(10.0, kinds.SECONDS, "a peer that is silent for this long is lost")
     close_timeout: float = _setting(
-        5.0, _SECONDS, "closing a region waits this long for peers that still touch it"
+        5.0, kinds.SECONDS, "closing a region waits this long for peers that still touch it"
     )
     inline_bytes: int = _setting(
-        64 << 10, _bytes(0, 1 << 40), "copies up to this size run inside the submitting call"
+        64 << 10, kinds.size(0, 1 << 40), "copies up to this size run inside the submitting call"
     )
     chunk_bytes: int = _setting(
-        1 << 20, _bytes(4096, 1 << 30), "larger copies and stream frames are cut into such pieces"
+        1 << 20,
+        kinds.size(4096, 1 << 30),
+        "larger copies and stream frames are cut into such pieces",
     )
-    stream_window: int = _setting(64, _count(1, 65536), "requests in flight on one stream")
+    stream_window: int = _setting(64, kinds.count(1, 65536), "requests in flight on one stream")
     notify_depth: int = _setting(
-        64, _count(1, 4096), "notifications that one peer may have unread here"
+        64, kinds.count(1, 4096), "notifications that one peer may have unread here"
     )
     max_regions: int = _setting(
-        1 << 20, _count(16, 1 << 28), "regions that this engine may have at once"
+        1 << 20, kinds.count(16, 1 << 28), "regions that this engine may have at once"
     )
     providers: tuple[str, ...] = _setting(
-        ("shm", "verbs", "tcp"), _NAMES, "ways to move bytes, most wanted first"
+        ("shm", "verbs", "tcp"), kinds.NAMES, "ways to move bytes, most wanted first"
     )
-    verbs_lib: str | None = _setting(None, _TEXT, "libibverbs to load instead of the system's")
-    verbs_device: str | None = _setting(
-        None, _TEXT, "RDMA devices to use (names, separated by commas); default all"
+    verbs_lib: str | None = _setting(None, kinds.TEXT, "libibverbs to load instead of the system's")
+    verbs_devices: tuple[str, ...] = _setting(
+        (),
+        kinds.FEW_NAMES,
+        "RDMA devices to use, most wanted first (mlx5_0, or mlx5_0:2 for one port); "
+        "^mlx5_3 leaves one out; default all",
     )
-    verbs_gid_index: int = _setting(-1, _count(-1, 65535), "GID table index to use; -1 chooses")
+    verbs_rails: int = _setting(
+        8, kinds.count(1, 8), "ports that one engine uses at most, the best first"
+    )
+    verbs_nic_map: tuple[tuple[str, tuple[str, ...]], ...] = _setting(
+        (),
+        kinds.NIC_MAP,
+        "devices to use for memory by where it is (gpu0=mlx5_0,mlx5_1;cpu:1=mlx5_2), instead of "
+        "the nearest by PCIe and NUMA",
+    )
+    verbs_gid_index: int = _setting(-1, kinds.count(-1, 255), "GID table index to use; -1 chooses")
+    verbs_gid: IPv4Address | IPv6Address | None = _setting(
+        None, kinds.ADDRESS, "the address whose GID to use, wherever it is in the table"
+    )
+    verbs_gid_subnet: tuple[IPv4Network | IPv6Network, ...] = _setting(
+        (), kinds.NETWORKS, "networks that the GID must be of; the first that a port has wins"
+    )
+    verbs_pkey: int | None = _setting(
+        None, kinds.PKEY, "P_Key to use, by value; default the first of the port's table"
+    )
+    verbs_service_level: int = _setting(
+        0, kinds.count(0, 15), "service level; on RoCE the VLAN priority, 0 to 7"
+    )
+    verbs_traffic_class: int = _setting(
+        0, kinds.count(0, 255), "traffic class of the packets: DSCP times 4, plus the ECN bits"
+    )
+    verbs_hop_limit: int = _setting(
+        64, kinds.count(1, 255), "routers that a packet may pass, plus 1"
+    )
+    verbs_mtu: int = _setting(
+        0, kinds.MTU, "most payload of one packet; 0 takes the port's; both ends use the lesser"
+    )
+    verbs_timeout: int = _setting(
+        14,
+        kinds.count(1, 31),
+        "a lost packet is sent again after 4.096 us * 2^this, or up to four times as long",
+    )
+    verbs_retry_count: int = _setting(
+        7, kinds.count(0, 7), "times that a packet is sent again before its queue pair fails"
+    )
+    verbs_rnr_retry: int = _setting(
+        6, kinds.count(0, 6), "times that a receiver may say that it is not ready (RNR)"
+    )
+    verbs_rnr_timer: int = _setting(
+        14,
+        kinds.count(0, 31),
+        "how long a peer is asked to wait when this side is not ready: the code of the "
+        "InfiniBand specification (14 is 1.28 ms)",
+    )
+    verbs_qps_per_peer: int = _setting(
+        1, kinds.count(1, 32), "queue pairs for each pair of rails; both ends use the lesser"
+    )
+    verbs_recovery: float = _setting(
+        10.0,
+        kinds.SECONDS,
+        "transfers whose rails all failed wait this long for one to return, or another provider",
+    )
+    verbs_piece_bytes: int = _setting(
+        1 << 20,
+        kinds.size(4096, 1 << 30),
+        "a work request moves at most this much: a small transfer waits for one of them",
+    )
+    verbs_window_bytes: int = _setting(
+        32 << 20, kinds.size(4096, 1 << 40), "posted and not completed, for each queue pair"
+    )
+    verbs_depth: int = _setting(
+        256, kinds.count(4, 32768), "work requests in flight on one queue pair"
+    )
+    verbs_inline_bytes: int = _setting(
+        64, kinds.size(0, 4096), "payloads up to this size travel inside the work request"
+    )
+    verbs_relaxed_ordering: str = _setting(
+        "auto",
+        kinds.choice("auto", "on", "off"),
+        "whether PCIe may reorder the NIC's writes to host memory; auto where the device and the "
+        "kernel can",
+    )
+    verbs_sysfs: Path = _setting(
+        Path("/sys"), kinds.FILLED_PATH, "where sysfs is mounted (a recorded tree, for tests)"
+    )
     allow_ptracer: str = _setting(
         "",
-        _Kind('"any" or a process id', str, _ptracer),
+        kinds.PTRACER,
         "who may copy from this process's memory under Yama (PR_SET_PTRACER)",
     )
     log_level: str = _setting(
         "",
-        _Kind("level name", str.lower, _level),
+        kinds.LEVEL,
         "level of the logger named transport; empty leaves it",
     )
 
@@ -197,6 +198,7 @@ class Settings:
             text = source.get(variable(item.name), "")
             if text and item.name not in overrides:
                 values[item.name] = _read(item.name, text, item.metadata["kind"])
+        _warn_unknown(source)
         unknown = overrides.keys() - {item.name for item in dataclasses.fields(cls)}
         if unknown:
             raise InvalidUse(f"there is no setting named {', '.join(sorted(unknown))}")
@@ -216,7 +218,31 @@ def variable(attribute: str) -> str:
     return PREFIX + attribute.upper()
 
 
-def _read(attribute: str, text: str, kind: _Kind) -> Any:
+# Read by our build and tests, or for information only.
+_OTHERS = frozenset(
+    PREFIX + name for name in ("REQUIRE", "SANITIZE", "WERROR", "VERBS_HEADERS", "RIG")
+)
+_warned: set[str] = set()
+
+
+def unknown_variables(environ: Iterable[str]) -> dict[str, str]:
+    """Names with our prefix that nobody reads, and the known name that each may have meant."""
+    from difflib import get_close_matches
+
+    known = [row.name for row in TABLE]
+    names = {name for name in environ if name.startswith(PREFIX)} - _OTHERS - set(known)
+    return {name: (get_close_matches(name, known, 1, 0.0) or [""])[0] for name in sorted(names)}
+
+
+def _warn_unknown(environ: Mapping[str, str]) -> None:
+    """Once for each name: a misspelt variable is silent otherwise."""
+    for name, nearest in unknown_variables(environ).items():
+        if name not in _warned:
+            _warned.add(name)
+            _log.warning("%s is no setting; the nearest is %s", name, nearest)
+
+
+def _read(attribute: str, text: str, kind: kinds.Kind) -> Any:
     try:
         return kind.parse(text)
     except ValueError:

@@ -357,6 +357,9 @@ int tn_verbs_gids(const char *library, const char *device, uint32_t port, uint8_
 
 int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs **out);
 
+/* Whether PCIe may reorder the NIC's writes: where it can, never, or no rail without. */
+enum tn_verbs_relaxed { TN_VERBS_RELAXED_AUTO, TN_VERBS_RELAXED_OFF, TN_VERBS_RELAXED_ON };
+
 struct tn_verbs_rail_options {
     char device[TN_VERBS_NAME];
     uint64_t piece_bytes;  /* a work request moves at most this much (and the device's limit) */
@@ -366,6 +369,7 @@ struct tn_verbs_rail_options {
     uint32_t send_depth;   /* work requests in flight per connection */
     uint32_t notify_slots; /* what tn_engine_options.notify_depth says */
     uint32_t mtu;          /* bytes; 0: the port's */
+    uint32_t pkey_index;
     uint32_t
         inline_bytes;    /* payloads up to this travel in the work request, where the device can */
     uint8_t timeout;     /* a lost packet is sent again after 4.096 us * 2^timeout */
@@ -375,7 +379,7 @@ struct tn_verbs_rail_options {
     uint8_t traffic_class;
     uint8_t service_level;
     uint8_t hop_limit;
-    uint8_t reserved;
+    uint8_t relaxed_ordering; /* enum tn_verbs_relaxed */
 };
 /* Regions that were opened before the rail are not reachable through it. At most TN_MAX_RAILS. */
 int tn_verbs_rail_open(struct tn_verbs *verbs, const struct tn_verbs_rail_options *options,

@@ -58,6 +58,9 @@ class Lib:
     TN_CLOSED: int
     TN_VERBS: int
     TN_NO_PATH: int
+    TN_VERBS_RELAXED_AUTO: int
+    TN_VERBS_RELAXED_OFF: int
+    TN_VERBS_RELAXED_ON: int
     TN_FLUSHED: int
     TN_READ: int
     TN_WRITE: int

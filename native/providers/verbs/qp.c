@@ -50,11 +50,14 @@ static int to_init(struct tn_verbs_connection *connection)
 {
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_INIT,
+        .pkey_index = (uint16_t)connection->rail->options.pkey_index,
         .port_num = (uint8_t)connection->rail->facts.port,
         .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE,
     };
     int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
-    return modify(connection, &attr, mask, "INIT", "pkey index 0, remote read and write");
+    char asked[64];
+    snprintf(asked, sizeof(asked), "P_Key index %u, remote read and write", attr.pkey_index);
+    return modify(connection, &attr, mask, "INIT", asked);
 }
 
 int tn_verbs_qp_open(struct tn_verbs_connection *connection)

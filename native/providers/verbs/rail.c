@@ -52,7 +52,8 @@ static int check_options(const struct tn_verbs_rail_options *options)
                        options->gid_index);
     if (options->send_depth < 4 || options->notify_slots < 1 || options->notify_slots > 65536 ||
         options->piece_bytes < 4096 || options->retry_count > 7 || options->rnr_retry > 7 ||
-        options->timeout > 31 || options->min_rnr_timer > 31 || options->service_level > 15)
+        options->timeout > 31 || options->min_rnr_timer > 31 || options->service_level > 15 ||
+        options->pkey_index > 0xffff || options->relaxed_ordering > TN_VERBS_RELAXED_ON)
         return tn_fail(TN_INVALID, "an option of the rail is out of range");
     return TN_OK;
 }

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.config import TABLE, Settings
+from transport.config import TABLE, Settings, unknown_variables
 from transport.errors import InvalidUse
 from transport.types import Access, Viability, format_bytes, parse_bytes
 
@@ -78,6 +78,33 @@ def test_overrides_win_and_shield_from_a_bad_variable():
         ("PROVIDERS", ","),
         ("PROVIDERS", "tcp,tcp"),
         ("VERBS_GID_INDEX", "-2"),
+        ("VERBS_GID_INDEX", "256"),
+        ("VERBS_GID", "10.0.0"),
+        ("VERBS_GID_SUBNET", "10.0.0.0/33"),
+        ("VERBS_PKEY", "0x8000"),
+        ("VERBS_PKEY", "0x10000"),
+        ("VERBS_PKEY", "full"),
+        ("VERBS_SERVICE_LEVEL", "16"),
+        ("VERBS_TRAFFIC_CLASS", "256"),
+        ("VERBS_HOP_LIMIT", "0"),
+        ("VERBS_MTU", "1500"),
+        ("VERBS_TIMEOUT", "0"),
+        ("VERBS_TIMEOUT", "32"),
+        ("VERBS_RETRY_COUNT", "8"),
+        ("VERBS_RNR_RETRY", "7"),
+        ("VERBS_RNR_TIMER", "32"),
+        ("VERBS_QPS_PER_PEER", "0"),
+        ("VERBS_RAILS", "9"),
+        ("VERBS_RECOVERY", "inf"),
+        ("VERBS_PIECE_BYTES", "1KiB"),
+        ("VERBS_DEPTH", "2"),
+        ("VERBS_INLINE_BYTES", "8KiB"),
+        ("VERBS_RELAXED_ORDERING", "maybe"),
+        ("VERBS_DEVICES", "mlx5_0,mlx5_0"),
+        ("VERBS_NIC_MAP", "gpu0"),
+        ("VERBS_NIC_MAP", "gpu=mlx5_0"),
+        ("VERBS_NIC_MAP", "gpu0=mlx5_0;gpu0=mlx5_1"),
+        ("VERBS_NIC_MAP", "cpu1=mlx5_0"),
         ("ALLOW_PTRACER", "everybody"),
         ("LOG_LEVEL", "loud"),
     ],
@@ -85,6 +112,43 @@ def test_overrides_win_and_shield_from_a_bad_variable():
 def test_bad_values_name_their_variable(name, text):
     with pytest.raises(InvalidUse, match=f"TRANSPORT_{name} "):
         Settings.from_env({f"TRANSPORT_{name}": text})
+
+
+def test_verbs_settings_are_read():
+    settings = Settings.from_env(
+        {
+            "TRANSPORT_VERBS_DEVICES": "mlx5_0:1, ^mlx5_3",
+            "TRANSPORT_VERBS_GID": "::ffff:10.0.0.7",
+            "TRANSPORT_VERBS_GID_SUBNET": "10.1.2.3/16,fd00::/8",
+            "TRANSPORT_VERBS_PKEY": "0x8001",
+            "TRANSPORT_VERBS_MTU": "4096",
+            "TRANSPORT_VERBS_RELAXED_ORDERING": "OFF",
+            "TRANSPORT_VERBS_NIC_MAP": "GPU0=mlx5_0,mlx5_1; cpu:1=mlx5_2; 0000:0A:00.0=mlx5_3",
+        }
+    )
+    assert settings.verbs_devices == ("mlx5_0:1", "^mlx5_3")
+    assert settings.shown("verbs_gid") == "10.0.0.7"
+    assert settings.shown("verbs_gid_subnet") == "10.1.0.0/16,fd00::/8"
+    assert (settings.verbs_pkey, settings.shown("verbs_pkey")) == (0x8001, "0x8001")
+    assert settings.verbs_relaxed_ordering == "off"
+    assert settings.verbs_nic_map == (
+        ("gpu0", ("mlx5_0", "mlx5_1")),
+        ("cpu:1", ("mlx5_2",)),
+        ("0000:0a:00.0", ("mlx5_3",)),
+    )
+    shown = {row.name: settings.shown(row.attribute) for row in TABLE if not row.hidden}
+    assert Settings.from_env({name: text for name, text in shown.items() if text}) == settings
+
+
+def test_misspelt_variables_are_named_once(caplog):
+    """D2: a setting that nobody reads is told, with the name that was meant."""
+    wrong = {"TRANSPORT_VERBS_GUID_INDEX": "3", "TRANSPORT_REQUIRE": "rdma", "PATH": "/bin"}
+    assert unknown_variables(wrong) == {"TRANSPORT_VERBS_GUID_INDEX": "TRANSPORT_VERBS_GID_INDEX"}
+    for _ in range(2):
+        Settings.from_env(wrong)
+    told = [record.getMessage() for record in caplog.records]
+    nearest = "TRANSPORT_VERBS_GID_INDEX"
+    assert told == [f"TRANSPORT_VERBS_GUID_INDEX is no setting; the nearest is {nearest}"]
 
 
 def test_the_secret_does_not_show():

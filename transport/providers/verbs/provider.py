@@ -18,17 +18,11 @@ if TYPE_CHECKING:
 _GID_BYTES = 16
 _REASON_BYTES = 512
 
-# Work requests of 1 MiB keep a NIC busy for 20 us at 400 Gbit/s, and a small transfer waits for one
-# of them, not for all of a big one. The window covers 32 of those.
-_PIECE_BYTES = 1 << 20
-_WINDOW_BYTES = 32 << 20
-_SEND_DEPTH = 256
-_INLINE_BYTES = 64
-# A lost packet is sent again after 4.096 us * 2^14 = 67 ms, seven times: about half a second.
-_TIMEOUT, _RETRIES = 14, 7
-# Receives are always posted before the peer may use them, so this bounds a misbehaving peer only.
-_NOT_READY_RETRIES, _NOT_READY_TIMER = 6, 14
-_HOP_LIMIT = 64
+_RELAXED = {
+    "auto": lib.TN_VERBS_RELAXED_AUTO,
+    "off": lib.TN_VERBS_RELAXED_OFF,
+    "on": lib.TN_VERBS_RELAXED_ON,
+}
 
 
 class _Facts(msgspec.Struct, frozen=True, array_like=True):
@@ -117,8 +111,7 @@ class VerbsEndpoint:
 
 
 def _discover(settings: Settings) -> tuple[list[devices.Rail], dict[str, str]]:
-    names = [name.strip() for name in (settings.verbs_device or "").split(",")]
-    wanted = [name for name in names if name]
+    wanted = settings.verbs_devices
     return devices.discover(settings.verbs_lib, wanted, settings.verbs_gid_index)
 
 
@@ -165,16 +158,20 @@ def _open_rail(verbs: Any, rail: devices.Rail, settings: Settings) -> Any:
     options.device = rail.device.encode()
     options.port = rail.port
     options.gid_index = rail.gid.index
-    options.piece_bytes = _PIECE_BYTES
-    options.window_bytes = _WINDOW_BYTES
-    options.send_depth = _SEND_DEPTH
     options.notify_slots = settings.notify_depth
-    options.inline_bytes = _INLINE_BYTES
-    options.timeout = _TIMEOUT
-    options.retry_count = _RETRIES
-    options.rnr_retry = _NOT_READY_RETRIES
-    options.min_rnr_timer = _NOT_READY_TIMER
-    options.hop_limit = _HOP_LIMIT
+    options.piece_bytes = settings.verbs_piece_bytes
+    options.window_bytes = settings.verbs_window_bytes
+    options.send_depth = settings.verbs_depth
+    options.inline_bytes = settings.verbs_inline_bytes
+    options.mtu = settings.verbs_mtu
+    options.timeout = settings.verbs_timeout
+    options.retry_count = settings.verbs_retry_count
+    options.rnr_retry = settings.verbs_rnr_retry
+    options.min_rnr_timer = settings.verbs_rnr_timer
+    options.service_level = settings.verbs_service_level
+    options.traffic_class = settings.verbs_traffic_class
+    options.hop_limit = settings.verbs_hop_limit
+    options.relaxed_ordering = _RELAXED[settings.verbs_relaxed_ordering]
     out = ffi.new("struct tn_verbs_rail **")
     check(lib.tn_verbs_rail_open(verbs, options, out))
     return out[0]
