@@ -20,6 +20,7 @@ enum tn_event_kind {
     TN_EVENT_CONTROL = ...,
     TN_EVENT_PEER_DOWN = ...,
     TN_EVENT_RETIRED = ...,
+    TN_EVENT_PROVIDER = ...,
 };
 struct tn_event {
     uint32_t kind;

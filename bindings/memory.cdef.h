@@ -35,3 +35,4 @@ void tn_region_describe(struct tn_region *region, struct tn_remote *out);
 int tn_region_close(struct tn_region *region, uint64_t timeout_ns);
 int tn_region_quiet(struct tn_region *region);
 void tn_region_release(struct tn_region *region);
+void tn_region_prefer_rails(struct tn_region *region, uint32_t rails);

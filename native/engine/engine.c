@@ -12,10 +12,12 @@ static void init_locks_and_lists(struct tn_engine *engine)
     pthread_mutex_init(&engine->settle_lock, NULL);
     tn_list_init(&engine->peers);
     tn_list_init(&engine->dying);
+    tn_list_init(&engine->ticking);
     tn_list_init(&engine->active);
     tn_list_init(&engine->work);
     tn_list_init(&engine->settling);
     engine->next_deadline = TN_NO_DEADLINE;
+    engine->link_tick = UINT64_MAX;
     engine->epoll_fd = engine->wake_fd = engine->event_fd = -1;
 }
 
@@ -33,6 +35,11 @@ static void init_host(struct tn_engine *engine)
     engine->host.credited = tn_settle_credited;
     engine->host.segment = tn_peer_segment;
     engine->host.want_segment = tn_peer_want_segment;
+    engine->host.send_link = tn_links_send;
+    engine->host.linked = tn_links_deliver;
+    engine->host.tick_soon = tn_links_tick_soon;
+    engine->host.rechoose = tn_settle_rechoose;
+    engine->host.provider_changed = tn_events_provider;
 }
 
 static int check_options(const struct tn_engine_options *options)

@@ -67,6 +67,8 @@ struct tn_engine {
     struct tn_list settling; /* transfers whose data is done and whose notification is to be sent,
                                 or given up */
     struct tn_list dying;    /* peers that went down and whose links the driver has to close */
+    struct tn_list ticking;  /* peers whose links are to be ticked, at the time in peer->tick_due */
+    _Atomic uint64_t link_tick; /* the first of those times, or earlier */
 
     pthread_mutex_t events_lock;
     struct tn_list events;  /* struct event_node */
@@ -104,6 +106,9 @@ struct tn_peer {
     /* Guarded by settle_lock: our right to send notifications. */
     uint32_t credits, credit_limit;
     struct tn_list uncredited;
+    /* Guarded by settle_lock: when its links are ticked next. */
+    struct tn_list ticking;
+    uint64_t tick_due;
     /* Guarded by notify_lock: the peer's notifications here. */
     uint32_t unread, to_credit;
 
@@ -132,6 +137,9 @@ struct tn_peer *tn_transfer_peer(struct tn_transfer *transfer);
 /* Gives it to a link, or fails it. It is quiet, if it has ended, only after one of these two. The
  * caller holds the peer. */
 void tn_transfer_dispatch(struct tn_peer *peer, struct tn_transfer *transfer);
+/* Gives it to another link than before; if there is none, `fallback` is what becomes of it: see
+ * tn_host.rechoose. Drops the count that tn_settle_rechoose has taken. */
+void tn_transfer_rechoose(struct tn_transfer *transfer, int fallback);
 void tn_transfer_reject(struct tn_transfer *transfer, int status, const char *text);
 void tn_transfer_unuse_regions(struct tn_transfer *transfer);
 void tn_transfer_abort(struct tn_transfer *transfer, int status,
@@ -139,6 +147,8 @@ void tn_transfer_abort(struct tn_transfer *transfer, int status,
 /* settle.c: the ends of transfers, and notifications to be sent. */
 void tn_settle_ended(struct tn_host *host, struct tn_transfer *transfer);
 void tn_settle_quiet(struct tn_host *host, struct tn_transfer *transfer);
+void tn_settle_rechoose(struct tn_host *host, struct tn_transfer *transfer, int status,
+                        const char *text);
 void tn_settle_credited(struct tn_host *host, struct tn_peer *peer, uint32_t credits);
 void tn_settle_run(struct tn_engine *engine); /* every entry into the engine ends with it */
 void tn_settle_peer_down(struct tn_peer *peer);
@@ -156,12 +166,22 @@ void tn_peer_fail(struct tn_host *host, struct tn_peer *peer, int status, const 
 void tn_peer_want_segment(struct tn_host *host, struct tn_peer *peer, uint32_t number);
 void tn_peer_segment(struct tn_host *host, struct tn_peer *peer, uint32_t number, int fd);
 
+/* links.c */
+uint64_t tn_links_tick(struct tn_engine *engine, uint64_t now); /* driver only; when next */
+void tn_links_tick_soon(struct tn_host *host, struct tn_peer *peer);
+void tn_links_untick(struct tn_peer *peer);
+int tn_links_send(struct tn_host *host, struct tn_peer *peer, uint32_t provider, const void *bytes,
+                  size_t length);
+void tn_links_deliver(struct tn_host *host, struct tn_peer *peer, uint64_t provider,
+                      const void *bytes, size_t length);
+
 /* events.c */
 int tn_events_init(struct tn_engine *engine);
 void tn_events_fini(struct tn_engine *engine);
 void tn_events_control(struct tn_host *host, struct tn_peer *peer, const void *bytes,
                        size_t length);
 void tn_events_peer_down(struct tn_peer *peer, int status, const char *text);
+void tn_events_provider(struct tn_host *host, uint32_t provider, const char *text);
 void tn_events_retired(struct tn_engine *engine, struct tn_transfer *transfer);
 
 /* notify.c */

@@ -83,6 +83,16 @@ void tn_events_peer_down(struct tn_peer *peer, int status, const char *text)
     publish(peer->engine, event);
 }
 
+void tn_events_provider(struct tn_host *host, uint32_t provider, const char *text)
+{
+    struct event_node *event = calloc(1, sizeof(*event));
+    if (!event)
+        return;
+    event->event = (struct tn_event){.kind = TN_EVENT_PROVIDER, .cookie = provider};
+    snprintf(event->event.text, sizeof(event->event.text), "%s", text);
+    publish((struct tn_engine *)host, event);
+}
+
 /* The list takes over a reference to the transfer. */
 void tn_events_retired(struct tn_engine *engine, struct tn_transfer *transfer)
 {

@@ -41,6 +41,7 @@ int tn_peer_open(struct tn_engine *engine, const uint8_t incarnation[TN_INCARNAT
     tn_list_init(&peer->dying);
     tn_list_init(&peer->waiting);
     tn_list_init(&peer->uncredited);
+    tn_list_init(&peer->ticking);
     pthread_mutex_lock(&engine->lock);
     tn_list_append(&engine->peers, &peer->node);
     pthread_mutex_unlock(&engine->lock);
@@ -166,6 +167,7 @@ int tn_peer_up(struct tn_peer *peer, int fd, uint32_t as_provider, uint32_t peer
     if (state != TN_PENDING)
         return tn_fail(state < 0 ? state : TN_INVALID, "the peer went down while it came up");
     tn_notify_peer_up(peer);
+    tn_links_tick_soon(&engine->host, peer);
     atomic_store(&engine->next_tick, 0);
     tn_progress_kick(engine);
     dispatch_waiting(peer);
@@ -216,6 +218,7 @@ static void bury(struct tn_peer *peer)
 {
     int status = atomic_load(&peer->state);
     struct tn_transfer *transfer;
+    tn_links_untick(peer);
     if (status == TN_CLOSED && peer->stream)
         tn_link_farewell(peer->stream); /* once the state says why, so that the peer's answer cannot
                                            be taken for a loss */
@@ -360,6 +363,10 @@ int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32
         at->ops->accepts(at->link, &question, why, sizeof(why));
         int printed = snprintf(text + used, capacity - used, "%s: %s\n", at->ops->name, why);
         used += printed > 0 ? (size_t)printed : 0;
+        if (at->ops->describe && used < capacity) {
+            at->ops->describe(at->link, text + used, capacity - used);
+            used += strlen(text + used);
+        }
     }
     return TN_OK;
 }

@@ -194,6 +194,8 @@ static uint64_t run_chores(struct tn_engine *engine)
         tn_regions_guard_sweep(engine->host.regions);
         engine->next_sweep = now + MAX_SLEEP_NS;
     }
+    uint64_t links = tn_links_tick(engine, now);
+    tick = links < tick ? links : tick;
     expire(engine, now);
     tn_settle_run(engine);
     pthread_mutex_lock(&engine->active_lock);
@@ -235,7 +237,9 @@ static uint64_t look_again(struct tn_engine *engine, const struct goal *goal, ui
     uint64_t deadline = engine->next_deadline;
     pthread_mutex_unlock(&engine->active_lock);
     uint64_t tick = atomic_load(&engine->next_tick);
+    uint64_t links = atomic_load(&engine->link_tick);
     uint64_t due = deadline < tick ? deadline : tick;
+    due = links < due ? links : due;
     return due < until ? due : until;
 }
 

@@ -117,6 +117,11 @@ int tn_region_quiet(struct tn_region *region)
     return 1;
 }
 
+void tn_region_prefer_rails(struct tn_region *region, uint32_t rails)
+{
+    atomic_store(&region->preferred_rails, rails);
+}
+
 void tn_region_release(struct tn_region *region)
 {
     tn_regions_remove(region);

@@ -2,6 +2,7 @@
  * move any more. Between the last byte and the end lies the notification, which needs a credit; it
  * is sent from tn_settle_run, where no link lock is held, because data often becomes quiet within a
  * link's own code. */
+#include <stdio.h>
 #include <string.h>
 
 #include "engine/engine.h"
@@ -83,6 +84,24 @@ void tn_settle_quiet(struct tn_host *host, struct tn_transfer *transfer)
     finish(engine, transfer);
 }
 
+/* The count that it takes is what keeps the transfer from becoming quiet until the next link has
+ * it. One that has nothing left to hand out, or that has failed, needs no other link. */
+void tn_settle_rechoose(struct tn_host *host, struct tn_transfer *transfer, int status,
+                        const char *text)
+{
+    pthread_mutex_lock(&transfer->lock);
+    bool needed = !transfer->issued_all;
+    if (needed) {
+        atomic_fetch_add_explicit(&transfer->outstanding, 1, memory_order_relaxed);
+        transfer->started = false;
+        transfer->fallback = status;
+        snprintf(transfer->text, sizeof(transfer->text), "%s", text);
+    }
+    pthread_mutex_unlock(&transfer->lock);
+    if (needed)
+        settle_later((struct tn_engine *)host, transfer);
+}
+
 void tn_settle_credited(struct tn_host *host, struct tn_peer *peer, uint32_t credits)
 {
     struct tn_engine *engine = (struct tn_engine *)host;
@@ -136,9 +155,11 @@ static void send_notification(struct tn_transfer *transfer)
     tn_peer_unreference(peer);
 }
 
-/* The next transfer that can go on: it has failed, its peer is down, or a credit was taken for it.
- */
-static struct tn_transfer *take_ready(struct tn_engine *engine, bool *send)
+enum next_step { GIVE_UP, SEND_NOTIFICATION, CHOOSE_AGAIN };
+
+/* The next transfer that can go on: it is to be given to another link, it has failed, its peer is
+ * down, or a credit was taken for it. */
+static struct tn_transfer *take_ready(struct tn_engine *engine, enum next_step *step)
 {
     struct tn_transfer *ready = NULL;
     pthread_mutex_lock(&engine->settle_lock);
@@ -146,12 +167,13 @@ static struct tn_transfer *take_ready(struct tn_engine *engine, bool *send)
     while (!ready && (node = tn_list_take_first(&engine->settling))) {
         struct tn_transfer *transfer = tn_container(node, struct tn_transfer, settling);
         struct tn_peer *peer = transfer->peer;
-        *send = !tn_transfer_stopped(transfer) && atomic_load(&peer->state) == TN_OK;
-        if (*send && !peer->credits) {
+        bool sound = !tn_transfer_stopped(transfer) && atomic_load(&peer->state) == TN_OK;
+        *step = transfer->fallback ? CHOOSE_AGAIN : sound ? SEND_NOTIFICATION : GIVE_UP;
+        if (*step == SEND_NOTIFICATION && !peer->credits) {
             tn_list_append(&peer->uncredited, node);
             continue;
         }
-        if (*send)
+        if (*step == SEND_NOTIFICATION)
             peer->credits--;
         ready = transfer;
     }
@@ -159,20 +181,33 @@ static struct tn_transfer *take_ready(struct tn_engine *engine, bool *send)
     return ready;
 }
 
+static void give_up(struct tn_transfer *transfer)
+{
+    int state = atomic_load(&transfer->peer->state);
+    if (state < 0)
+        tn_transfer_fail(transfer, state, 0, 0,
+                         "the data arrived, but the peer was lost before its notification: %s",
+                         transfer->peer->text);
+    tn_notify_done(transfer);
+}
+
+static void choose_again(struct tn_transfer *transfer)
+{
+    int fallback = transfer->fallback;
+    transfer->fallback = 0;
+    tn_transfer_rechoose(transfer, fallback);
+}
+
 void tn_settle_run(struct tn_engine *engine)
 {
     struct tn_transfer *transfer;
-    bool send;
-    while ((transfer = take_ready(engine, &send))) {
-        if (send) {
+    enum next_step step;
+    while ((transfer = take_ready(engine, &step))) {
+        if (step == CHOOSE_AGAIN)
+            choose_again(transfer);
+        else if (step == SEND_NOTIFICATION)
             send_notification(transfer);
-            continue;
-        }
-        int state = atomic_load(&transfer->peer->state);
-        if (state < 0)
-            tn_transfer_fail(transfer, state, 0, 0,
-                             "the data arrived, but the peer was lost before its notification: %s",
-                             transfer->peer->text);
-        tn_notify_done(transfer);
+        else
+            give_up(transfer);
     }
 }

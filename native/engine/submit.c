@@ -211,27 +211,64 @@ static void start_on(struct tn_transfer *transfer, const struct tn_attachment *a
         at->ops->cancel(at->link, transfer);
 }
 
-/* Starts it on the first allowed link that accepts it. The peer's links do not change once it is
- * up. */
-static void choose(struct tn_peer *peer, struct tn_transfer *transfer)
+/* The first allowed link that accepts it; else the first that would rather not now; never `but`.
+ * NULL: none, and `reasons` says why. The peer's links do not change once it is up. */
+static const struct tn_attachment *find_link(struct tn_peer *peer, struct tn_transfer *transfer,
+                                             const void *but, char reasons[TN_TEXT_BYTES])
 {
-    char reasons[TN_TEXT_BYTES] = "";
+    const struct tn_attachment *reluctant = NULL;
     size_t used = 0;
+    reasons[0] = 0;
     for (uint32_t i = 0; i < peer->n_links; i++) {
         const struct tn_attachment *at = &peer->links[i];
+        if (at->link == but)
+            continue;
         char why[TN_TEXT_BYTES] = "not among the allowed providers";
-        if ((transfer->allowed >> at->provider & 1) &&
-            at->ops->accepts(at->link, transfer, why, sizeof(why)) == TN_OK) {
-            start_on(transfer, at);
-            return;
-        }
-        int printed = snprintf(reasons + used, sizeof(reasons) - used, "%s%s: %s", used ? "; " : "",
+        int status = TN_NO_PATH;
+        if (transfer->allowed >> at->provider & 1)
+            status = at->ops->accepts(at->link, transfer, why, sizeof(why));
+        if (status == TN_OK)
+            return at;
+        if (status == TN_AGAIN && !reluctant)
+            reluctant = at;
+        int printed = snprintf(reasons + used, TN_TEXT_BYTES - used, "%s%s: %s", used ? "; " : "",
                                at->ops->name, why);
-        used += printed > 0 && used + (size_t)printed < sizeof(reasons) ? (size_t)printed : 0;
+        used += printed > 0 && used + (size_t)printed < TN_TEXT_BYTES ? (size_t)printed : 0;
     }
-    tn_transfer_fail(transfer, TN_NO_PATH, 0, 0,
-                     "no allowed path to the peer, whose connection has %s",
-                     used ? reasons : "none");
+    return reluctant;
+}
+
+static void choose(struct tn_peer *peer, struct tn_transfer *transfer)
+{
+    char reasons[TN_TEXT_BYTES];
+    const struct tn_attachment *at = find_link(peer, transfer, NULL, reasons);
+    if (at)
+        start_on(transfer, at);
+    else
+        tn_transfer_fail(transfer, TN_NO_PATH, 0, 0,
+                         "no allowed path to the peer, whose connection has %s",
+                         reasons[0] ? reasons : "none");
+}
+
+void tn_transfer_rechoose(struct tn_transfer *transfer, int fallback)
+{
+    struct tn_peer *peer = transfer->peer;
+    char reasons[TN_TEXT_BYTES], text[TN_TEXT_BYTES];
+    tn_peer_reference(peer);
+    pthread_mutex_lock(&transfer->lock);
+    memcpy(text, transfer->text, sizeof(text));
+    struct tn_attachment before = {
+        .provider = transfer->provider, .ops = transfer->link_ops, .link = transfer->link};
+    pthread_mutex_unlock(&transfer->lock);
+    if (!tn_transfer_stopped(transfer)) {
+        const struct tn_attachment *at = find_link(peer, transfer, before.link, reasons);
+        if (at || fallback == TN_AGAIN)
+            start_on(transfer, at ? at : &before);
+        else
+            tn_transfer_fail(transfer, fallback, 0, 0, "%s", text);
+    }
+    tn_piece_done(transfer, 1);
+    tn_peer_unreference(peer);
 }
 
 void tn_transfer_reject(struct tn_transfer *transfer, int status, const char *text)
@@ -307,12 +344,15 @@ int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tran
     return TN_OK;
 }
 
-static bool may_cancel(struct tn_transfer *transfer)
+/* The link may have passed it on by the time that it is called: then it finds nothing to cancel. */
+static void cancel_on_link(struct tn_transfer *transfer)
 {
     pthread_mutex_lock(&transfer->lock);
-    bool started = transfer->started;
+    const struct tn_link_ops *ops = transfer->started ? transfer->link_ops : NULL;
+    void *link = transfer->link;
     pthread_mutex_unlock(&transfer->lock);
-    return started && transfer->link_ops->cancel;
+    if (ops && ops->cancel)
+        ops->cancel(link, transfer);
 }
 
 void tn_transfer_abort(struct tn_transfer *transfer, int status, const char *text)
@@ -323,8 +363,7 @@ void tn_transfer_abort(struct tn_transfer *transfer, int status, const char *tex
     tn_transfer_fail(transfer, status, 0, 0, "%s", text);
     stop_waiting(peer, transfer);
     tn_settle_reconsider(transfer);
-    if (may_cancel(transfer))
-        transfer->link_ops->cancel(transfer->link, transfer);
+    cancel_on_link(transfer);
     tn_peer_unreference(peer);
 }
 

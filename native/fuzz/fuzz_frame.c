@@ -115,6 +115,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         tn_link_want_segment(fake.link, 1);
         tn_link_want_segment(fake.link, 2);
         tn_link_send_control(fake.link, "hello", 5);
+        tn_link_send_link(fake.link, 1, "lane", 4);
         tn_link_send_credit(fake.link, 3);
     }
     play(&fake, fds[1], how, data + 1, size - 1, region, moving);

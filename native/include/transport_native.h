@@ -15,6 +15,7 @@
 #define TN_INCARNATION_BYTES 16
 #define TN_MAX_RAILS 8
 #define TN_MAX_NOTIFY 1024       /* largest payload of one notification */
+#define TN_MAX_LINK_MESSAGE 4096 /* largest message between two links of one provider */
 #define TN_MAX_CONTROL (1 << 18) /* largest control message between two engines */
 #define TN_TEXT_BYTES 256        /* error texts that leave with a struct are cut to this */
 #define TN_NO_SEGMENT UINT32_MAX
@@ -111,11 +112,13 @@ enum tn_event_kind {
     TN_EVENT_CONTROL = 1,   /* a control message from a peer: bytes in the buffer */
     TN_EVENT_PEER_DOWN = 2, /* status and text say why */
     TN_EVENT_RETIRED = 3, /* an abandoned transfer is quiet: its memory may go; cookie says which */
+    TN_EVENT_PROVIDER = 4, /* something about a provider (cookie: its id) has changed; text says */
 };
 struct tn_event {
     uint32_t kind;
     int32_t status;
-    uint64_t cookie; /* of the peer (tn_peer_open) or of the transfer (tn_transfer_abandon) */
+    uint64_t
+        cookie; /* of the peer (tn_peer_open), of the transfer (tn_transfer_abandon), or an id */
     uint64_t length; /* bytes of the control message */
     char text[TN_TEXT_BYTES];
 };
@@ -163,6 +166,9 @@ void tn_region_describe(struct tn_region *region, struct tn_remote *out);
 int tn_region_close(struct tn_region *region, uint64_t timeout_ns);
 int tn_region_quiet(struct tn_region *region);    /* 1: closed and nobody can touch its memory */
 void tn_region_release(struct tn_region *region); /* only after it is quiet */
+/* A hint: transfers of this local region go over these rails (bit i: rail i) where they can. 0:
+ * over all. */
+void tn_region_prefer_rails(struct tn_region *region, uint32_t rails);
 
 /* ---- peers
  * -------------------------------------------------------------------------------------------------------

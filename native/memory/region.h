@@ -19,6 +19,7 @@ struct tn_region {
     struct tn_segment *segment;
     _Atomic uint32_t users; /* transfers and served requests that touch it now */
     _Atomic uint32_t revoked;
+    _Atomic uint32_t preferred_rails; /* bit mask; 0: no preference */
     bool closed_by_providers;
     void *provider_data[TN_MAX_PROVIDERS]; /* e.g. memory registrations */
 };

@@ -17,7 +17,7 @@
 #include "memory/region.h"
 #include "transport_native.h"
 
-#define TN_PROVIDER_ABI 1
+#define TN_PROVIDER_ABI 2
 
 struct tn_host;
 struct tn_transfer;
@@ -68,6 +68,24 @@ struct tn_host {
     void (*segment)(struct tn_host *host, struct tn_peer *peer, uint32_t number, int fd);
     void (*want_segment)(struct tn_host *host, struct tn_peer *peer,
                          uint32_t number); /* ask the peer over its stream */
+
+    /* Sends a message to the peer's link of the same provider, over the authenticated stream: in
+     * order, and never lost while the peer is up. TN_AGAIN: too many wait to be sent. */
+    int (*send_link)(struct tn_host *host, struct tn_peer *peer, uint32_t provider,
+                     const void *bytes, size_t length);
+    /* Such a message came. For a provider that is not attached it is dropped. */
+    void (*linked)(struct tn_host *host, struct tn_peer *peer, uint64_t provider, const void *bytes,
+                   size_t length);
+    /* The peer's links are ticked soon (see tn_link_ops.tick), once it is up. */
+    void (*tick_soon)(struct tn_host *host, struct tn_peer *peer);
+    /* The link cannot go on with the transfer, of which it holds nothing any more (every piece was
+     * done or returned, and it is in none of its lists): another link that accepts it gets it. If
+     * none does, it fails with `status` and `text`, or, where `status` is TN_AGAIN, is started on
+     * the same link again. The transfer is not quiet meanwhile. */
+    void (*rechoose)(struct tn_host *host, struct tn_transfer *transfer, int status,
+                     const char *text);
+    /* Tells the control plane that something about a provider has changed. */
+    void (*provider_changed)(struct tn_host *host, uint32_t provider, const char *text);
 };
 
 /* One peer reached one way. All functions but `accepts` and `notify` may be called while transfers
@@ -75,7 +93,8 @@ struct tn_host {
 struct tn_link_ops {
     uint32_t abi; /* TN_PROVIDER_ABI */
     const char *name;
-    /* 0, or a negative status and the reason. Sets nothing. */
+    /* 0, or a negative status and the reason. Sets nothing. TN_AGAIN: not now, but it may be
+     * started all the same and is carried once that is possible; another link is preferred. */
     int (*accepts)(void *link, const struct tn_transfer *transfer, char *why, size_t capacity);
     /* Begins: says which path (tn_transfer_set_path). May complete it within the call, but the
      * transfer is not quiet before start returns. A failure is reported through the transfer. */
@@ -86,6 +105,15 @@ struct tn_link_ops {
     /* The transfer has failed already (deadline, cancel): give up what can be given up early. Never
      * before start has returned; perhaps twice. Optional. */
     void (*cancel)(void *link, struct tn_transfer *transfer);
+    /* The peer's link sent this (host->send_link): at most TN_MAX_LINK_MESSAGE bytes, hostile. On
+     * the driving thread, within the stream's code: keep it, and ask for a tick. Optional. */
+    void (*message)(void *link, const void *bytes, size_t length);
+    /* What is due is done; returns when to be called next (ns), UINT64_MAX for not before
+     * host->tick_soon. On the driving thread, which holds no locks; never overlaps with close.
+     * Optional. */
+    uint64_t (*tick)(void *link, uint64_t now);
+    /* One line per lane: what it is doing. Optional. */
+    void (*describe)(void *link, char *text, size_t capacity);
     /* The region was revoked: 1 when the peer can no longer touch its memory through this link, 0:
      * ask again. Optional. */
     int (*revoke)(void *link, struct tn_region *region);

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* The reference that "outstanding" holds until every piece has been handed out. Called with the
  * lock held; the caller drops the count after unlocking (the transfer may become quiet then). */
@@ -103,6 +104,32 @@ static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, in
     return count;
 }
 
+/* Out of those that came back, the last first; they were cut to somebody's limits before, but not
+ * to these. */
+static int take_returned(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
+                         uint64_t each, uint64_t total)
+{
+    int count = 0;
+    while (count < capacity && (total || !count) && transfer->n_returned) {
+        struct tn_piece *last = &transfer->returned[transfer->n_returned - 1];
+        if (count && last->remote != pieces[0].remote)
+            break;
+        uint64_t limit = each < total || !count ? each : total;
+        pieces[count] = *last;
+        if (last->length > limit) {
+            pieces[count].length = limit;
+            last->local += limit;
+            last->remote_offset += limit;
+            last->length -= limit;
+        } else {
+            transfer->n_returned--;
+        }
+        total -= pieces[count].length < total ? pieces[count].length : total;
+        count++;
+    }
+    return count;
+}
+
 int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
                      uint64_t each, uint64_t total)
 {
@@ -110,14 +137,54 @@ int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int 
     bool drop = false;
     pthread_mutex_lock(&transfer->lock);
     if (!transfer->issued_all) {
-        count = take_pieces(transfer, pieces, capacity, each, total);
+        count = transfer->n_returned ? take_returned(transfer, pieces, capacity, each, total)
+                                     : take_pieces(transfer, pieces, capacity, each, total);
         atomic_fetch_add_explicit(&transfer->outstanding, (uint64_t)count, memory_order_relaxed);
-        if (!cursor_settle(transfer))
+        if (!transfer->n_returned && !cursor_settle(transfer))
             drop = mark_issued_all(transfer);
     }
     pthread_mutex_unlock(&transfer->lock);
     drop_outstanding(transfer, drop);
     return count;
+}
+
+/* Called with the lock held. */
+static bool make_room(struct tn_transfer *transfer, uint64_t count)
+{
+    uint64_t needed = transfer->n_returned + count;
+    if (needed <= transfer->room_returned)
+        return true;
+    uint64_t room = needed > 2 * transfer->room_returned ? needed : 2 * transfer->room_returned;
+    struct tn_piece *grown = realloc(transfer->returned, room * sizeof(*grown));
+    if (!grown)
+        return false;
+    transfer->returned = grown;
+    transfer->room_returned = room;
+    return true;
+}
+
+void tn_transfer_return(struct tn_transfer *transfer, const struct tn_piece *pieces, uint64_t count)
+{
+    bool failed = false;
+    pthread_mutex_lock(&transfer->lock);
+    if (atomic_load_explicit(&transfer->status, memory_order_relaxed) == TN_PENDING) {
+        failed = !make_room(transfer, count);
+        if (!failed) {
+            memcpy(transfer->returned + transfer->n_returned, pieces, count * sizeof(*pieces));
+            transfer->n_returned += count;
+            /* There is something to hand out again; what says so is taken before the pieces' own
+             * counts are dropped, so that the transfer cannot become quiet between. */
+            if (transfer->issued_all)
+                atomic_fetch_add_explicit(&transfer->outstanding, 1, memory_order_relaxed);
+            transfer->issued_all = false;
+        }
+    }
+    pthread_mutex_unlock(&transfer->lock);
+    if (failed)
+        tn_transfer_fail(transfer, TN_NOMEM, 0, 0,
+                         "no memory to move %llu pieces of the transfer again",
+                         (unsigned long long)count);
+    drop_outstanding(transfer, count);
 }
 
 void tn_piece_done(struct tn_transfer *transfer, uint64_t count)
@@ -174,5 +241,6 @@ void tn_transfer_unreference(struct tn_transfer *transfer)
     free(transfer->remotes);
     free(transfer->ranges);
     free(transfer->notify);
+    free(transfer->returned);
     free(transfer);
 }

@@ -47,8 +47,10 @@ struct tn_transfer {
     uint32_t notify_length;
     uint32_t notify_remote;
 
-    pthread_mutex_t lock; /* cursor, issued_all, failure, and how it is carried */
+    pthread_mutex_t lock; /* cursor, returned, issued_all, failure, and how it is carried */
     struct tn_cursor cursor;
+    struct tn_piece *returned; /* handed out before and given back: they go first */
+    uint64_t n_returned, room_returned;
     bool issued_all; /* no piece is left to hand out */
     int32_t error;
     uint32_t vendor;
@@ -66,6 +68,9 @@ struct tn_transfer {
     bool started; /* the link's start has returned: from now on it may be told to cancel; under lock
                    */
     bool notify_sent;
+    /* Not 0: in `settling` to be given to another link; what it fails with if there is none (text
+     * in `text`). Set before it is listed, and then read by whoever takes it out. */
+    int32_t fallback;
     _Atomic uint32_t is_quiet;
     bool abandoned;
     uint64_t abandon_cookie, watch_cookie;
@@ -78,6 +83,10 @@ struct tn_transfer {
  * both sides are one piece. 0: nothing is left, or the transfer has failed. */
 int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
                      uint64_t each, uint64_t total);
+/* Pieces that were handed out and not moved, or of which nobody knows and which may be moved again:
+ * they will be handed out once more. Those of a transfer that has failed are done. */
+void tn_transfer_return(struct tn_transfer *transfer, const struct tn_piece *pieces,
+                        uint64_t count);
 /* `count` pieces need nothing more, whether they worked or not. The transfer may be freed within,
  * unless a reference is held. */
 void tn_piece_done(struct tn_transfer *transfer, uint64_t count);

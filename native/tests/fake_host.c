@@ -146,6 +146,20 @@ static void on_work(struct tn_host *host, struct tn_transfer *transfer)
     CHECK_TEXT(false, "a link gives no work");
 }
 
+static void on_linked(struct tn_host *host, struct tn_peer *peer, uint64_t provider,
+                      const void *bytes, size_t length)
+{
+    struct fake_host *fake = fake_of(host);
+    (void)peer;
+    CHECK(length && length <= TN_MAX_LINK_MESSAGE);
+    pthread_mutex_lock(&fake->lock);
+    fake->linked++;
+    fake->last_provider = provider;
+    memcpy(fake->last_linked, bytes, length);
+    fake->last_linked_length = length;
+    pthread_mutex_unlock(&fake->lock);
+}
+
 void fake_host_open(struct fake_host *fake, const struct fake_options *options)
 {
     memset(fake, 0, sizeof(*fake));
@@ -168,6 +182,7 @@ void fake_host_open(struct fake_host *fake, const struct fake_options *options)
         .credited = on_credited,
         .segment = on_segment,
         .want_segment = on_want_segment,
+        .linked = on_linked,
     };
     CHECK(tn_regions_open(1024, &fake->host.regions) == TN_OK);
     CHECK(tn_segments_open(&fake->segments) == TN_OK);

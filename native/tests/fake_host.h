@@ -36,6 +36,9 @@ struct fake_host {
     uint8_t last_notify[TN_MAX_NOTIFY];
     uint32_t last_notify_length;
     uint64_t credits;
+    uint64_t linked, last_provider;
+    uint8_t last_linked[TN_MAX_LINK_MESSAGE];
+    size_t last_linked_length;
     int segments_came;
     int segment_fd[FAKE_SEGMENTS];
     uint32_t segment_number[FAKE_SEGMENTS];

@@ -157,6 +157,8 @@ static void test_table(void)
         header(TN_FRAME_DATA, UINT64_MAX),
         header(TN_FRAME_NOTIFY, TN_MAX_NOTIFY + 1),
         header(TN_FRAME_CONTROL, TN_MAX_CONTROL + 1),
+        header(TN_FRAME_LINK, 0),
+        header(TN_FRAME_LINK, TN_MAX_LINK_MESSAGE + 1),
         header(TN_FRAME_CREDIT, 0),
         header(TN_FRAME_CREDIT, UINT64_C(1) << 32),
         header(TN_FRAME_NOTIFY_DONE, 0),
@@ -308,6 +310,7 @@ static size_t script(const struct rig *rig, uint8_t *to)
         header(TN_FRAME_CREDIT, 3),
         request(rig, TN_FRAME_WRITE, 7, 0),
         header(TN_FRAME_SEGMENT, 0),
+        header(TN_FRAME_LINK, 30),
         header(TN_FRAME_PONG, 0),
     };
     size_t used = 0;
@@ -336,7 +339,8 @@ static void test_end_anywhere(void)
         expect_down(&rig, TN_PEER_LOST);
         CHECK(strstr(rig.fake.down_text, "closed the connection"));
         if (cut == all)
-            CHECK(rig.fake.credits == 3 && rig.fake.controls == 1 && rig.fake.notified == 1);
+            CHECK(rig.fake.credits == 3 && rig.fake.controls == 1 && rig.fake.notified == 1 &&
+                  rig.fake.linked == 1);
         rig_close(&rig);
     }
 }

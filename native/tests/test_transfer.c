@@ -165,6 +165,47 @@ static void test_every_byte_once(unsigned seed)
     tn_transfer_unreference(transfer);
 }
 
+static void test_what_came_back_goes_first(void)
+{
+    struct witness witness;
+    struct tn_piece pieces[4], again[4];
+    struct tn_range range = {.local_address = 1000, .length = 100, .rows = 1};
+    struct tn_transfer *transfer = make(&witness, &range, 1);
+    CHECK(tn_transfer_next(transfer, pieces, 4, 30, UINT64_MAX) == 4);
+    tn_piece_done(transfer, 1); /* the first */
+    tn_transfer_return(transfer, pieces + 1, 3);
+    CHECK(witness.quiet == 0);
+    uint64_t bytes = 0;
+    for (int i = 0; bytes < 70; i++) { /* cut to a smaller limit this time */
+        int count = tn_transfer_next(transfer, again, 2, 20, UINT64_MAX);
+        CHECK(count > 0 && i < 10);
+        for (int k = 0; k < count; k++) {
+            CHECK(again[k].length <= 20 && again[k].local >= 1030);
+            CHECK(again[k].local - 1000 == again[k].remote_offset);
+            bytes += again[k].length;
+        }
+        tn_piece_done(transfer, (uint64_t)count);
+    }
+    CHECK(bytes == 70 && tn_transfer_next(transfer, again, 2, 20, UINT64_MAX) == 0);
+    CHECK(witness.quiet == 1 && witness.ended == 0);
+    tn_transfer_unreference(transfer);
+}
+
+static void test_what_comes_back_to_a_failed_one_is_done(void)
+{
+    struct witness witness;
+    struct tn_piece pieces[4];
+    struct tn_range range = {.local_address = 1000, .length = 100, .rows = 1};
+    struct tn_transfer *transfer = make(&witness, &range, 1);
+    CHECK(tn_transfer_next(transfer, pieces, 4, 50, UINT64_MAX) == 2);
+    tn_transfer_return(transfer, pieces, 1);
+    tn_transfer_fail(transfer, TN_CANCELLED, 0, 0, "enough");
+    CHECK(tn_transfer_next(transfer, pieces, 4, 50, UINT64_MAX) == 0 && witness.quiet == 0);
+    tn_transfer_return(transfer, pieces + 1, 1);
+    CHECK(witness.quiet == 1 && witness.ended == 1);
+    tn_transfer_unreference(transfer);
+}
+
 int main(void)
 {
     test_neighbours_become_one_piece();
@@ -173,5 +214,7 @@ int main(void)
     test_failure_stops_and_flush_yields();
     for (unsigned seed = 0; seed < 500; seed++)
         test_every_byte_once(seed);
+    test_what_came_back_goes_first();
+    test_what_comes_back_to_a_failed_one_is_done();
     return 0;
 }

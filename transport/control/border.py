@@ -15,7 +15,7 @@ from transport.ffi import NativePeer, check, ffi, lib, text
 if TYPE_CHECKING:
     from transport.ffi import NativeEngine
 
-CONTROL, PEER_DOWN, RETIRED = 1, 2, 3  # enum tn_event_kind
+CONTROL, PEER_DOWN, RETIRED, PROVIDER = 1, 2, 3, 4  # enum tn_event_kind
 
 
 @dataclass(frozen=True, slots=True)

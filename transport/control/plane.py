@@ -68,6 +68,7 @@ class Callbacks:
     """What the engine wants to hear, on the control thread."""
 
     on_retired: Callable[[int], None] = _nothing  # cookie of a transfer that was abandoned
+    on_provider: Callable[[int], None] = _nothing  # identifier of one that has changed
     on_up: Callable[[PeerRecord], None] = _nothing
     on_lost: Callable[[PeerRecord], None] = _nothing
 
@@ -341,6 +342,10 @@ class ControlPlane:
     def _dispatch(self, event: Event) -> None:
         if event.kind == border_events.RETIRED:
             self._report(self._callbacks.on_retired, event.cookie)
+            return
+        if event.kind == border_events.PROVIDER:
+            logger.warning("%s", event.text)
+            self._report(self._callbacks.on_provider, event.cookie)
             return
         record = self._table.by_cookie(event.cookie)
         if record is None or record.state is not State.UP:

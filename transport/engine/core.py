@@ -117,7 +117,9 @@ class Core:
                 oneself=me,
                 secret=resolve(secret, settings),
                 endpoints=self._endpoints,
-                callbacks=Callbacks(on_retired=self._on_retired),
+                callbacks=Callbacks(
+                    on_retired=self._on_retired, on_provider=self._on_provider_changed
+                ),
             )
             self.names = Names(self)
         except BaseException:
@@ -289,6 +291,13 @@ class Core:
         waiting.remove(flight)
         if not waiting:  # the last one of the transfer
             self.pinned.pop(id(pins), None)
+
+    def _on_provider_changed(self, identifier: int) -> None:
+        name = next((n for n, i in self.paths.identifiers.items() if i == identifier), "")
+        endpoint = self._endpoints.get(name)
+        changed = getattr(endpoint, "changed", None)  # most providers have no use for it
+        if changed is not None:
+            changed()
 
     def _drain_quietly(self) -> None:
         """On the control thread, which must not end because the engine is being closed."""

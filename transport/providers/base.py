@@ -53,7 +53,11 @@ class Endpoint(Protocol):
         ...
 
     def describe(self) -> str:
-        """One line for reports."""
+        """One line for reports.
+
+        An endpoint may also have ``changed()``: called on the control thread after C's
+        ``provider_changed``.
+        """
         ...
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ static const struct rule {
     [TN_FRAME_SEGMENT] = {.known = true},
     [TN_FRAME_SEGMENT_FD] = {.known = true, .answers = true},
     [TN_FRAME_BYE] = {.known = true},
+    [TN_FRAME_LINK] = {.known = true, .at_least = 1, .at_most = TN_MAX_LINK_MESSAGE},
 };
 
 static bool status_allowed(const struct tn_header *header)

@@ -30,6 +30,7 @@ enum tn_frame_type {
     TN_FRAME_SEGMENT,     /* region: the segment's number */
     TN_FRAME_SEGMENT_FD,  /* answers SEGMENT: status; one descriptor comes along if it is TN_OK */
     TN_FRAME_BYE,         /* this end closes on purpose */
+    TN_FRAME_LINK,        /* region: the provider whose links talk; `length` bytes follow */
     TN_FRAME_TYPES,
 };
 
@@ -53,7 +54,8 @@ const char *tn_frame_check(const struct tn_header *header);
 static inline bool tn_frame_has_payload(const struct tn_header *header)
 {
     return header->type == TN_FRAME_DATA || header->type == TN_FRAME_WRITE ||
-           header->type == TN_FRAME_NOTIFY || header->type == TN_FRAME_CONTROL;
+           header->type == TN_FRAME_NOTIFY || header->type == TN_FRAME_CONTROL ||
+           header->type == TN_FRAME_LINK;
 }
 
 #endif

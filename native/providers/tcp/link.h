@@ -22,6 +22,8 @@ int tn_link_open(struct tn_host *host, struct tn_peer *peer, int fd,
                  const struct tn_link_options *options, struct tn_link **out);
 int tn_link_begin(struct tn_link *link);
 int tn_link_send_control(struct tn_link *link, const void *bytes, size_t length);
+/* For the peer's link of the same provider. */
+int tn_link_send_link(struct tn_link *link, uint32_t provider, const void *bytes, size_t length);
 void tn_link_send_notify(struct tn_link *link,
                          struct tn_transfer *transfer); /* calls tn_notify_done when acknowledged */
 void tn_link_send_credit(struct tn_link *link, uint32_t credits);

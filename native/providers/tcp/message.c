@@ -1,5 +1,5 @@
-/* Everything that is not a read or a write: control messages, notifications and their credits,
- * descriptors of segments. */
+/* Everything that is not a read or a write: control messages, what the links of other providers
+ * tell each other, notifications and their credits, descriptors of segments. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -77,26 +77,41 @@ static void unreserve_control(struct tn_link *link, size_t length)
     pthread_mutex_unlock(&link->door_lock);
 }
 
-int tn_link_send_control(struct tn_link *link, const void *bytes, size_t length)
+static int send_counted(struct tn_link *link, enum tn_frame_type type, uint64_t region,
+                        const void *bytes, size_t length)
 {
-    if (length > TN_MAX_CONTROL)
-        return tn_fail(TN_INVALID, "a control message of %zu bytes exceeds the limit of %d", length,
-                       TN_MAX_CONTROL);
     int status = reserve_control(link, length);
     if (status != TN_OK)
         return status;
-    struct tn_message *message = message_new(TN_FRAME_CONTROL, length);
+    struct tn_message *message = message_new(type, length);
     if (!message) {
         unreserve_control(link, length);
-        return tn_fail(TN_NOMEM, "no memory for a control message of %zu bytes", length);
+        return tn_fail(TN_NOMEM, "no memory for a message of %zu bytes", length);
     }
     if (length)
         memcpy(message->bytes, bytes, length);
+    message->frame.header.region = region;
     set_payload(message, message->bytes, length);
     if (leave_at_door(link, message))
         return TN_OK;
     message_free(message);
     return tn_fail(TN_PEER_LOST, "the connection to the peer has ended");
+}
+
+int tn_link_send_control(struct tn_link *link, const void *bytes, size_t length)
+{
+    if (length > TN_MAX_CONTROL)
+        return tn_fail(TN_INVALID, "a control message of %zu bytes exceeds the limit of %d", length,
+                       TN_MAX_CONTROL);
+    return send_counted(link, TN_FRAME_CONTROL, 0, bytes, length);
+}
+
+int tn_link_send_link(struct tn_link *link, uint32_t provider, const void *bytes, size_t length)
+{
+    if (!length || length > TN_MAX_LINK_MESSAGE)
+        return tn_fail(TN_INVALID, "a message of %zu bytes between links (1 to %d)", length,
+                       TN_MAX_LINK_MESSAGE);
+    return send_counted(link, TN_FRAME_LINK, provider, bytes, length);
 }
 
 /* ---- notifications --------------------------------------------------------------------------- */
@@ -249,6 +264,7 @@ void tn_link_message_sent(struct tn_link *link, struct tn_message *message)
         link->segments_busy--;
         break;
     case TN_FRAME_CONTROL:
+    case TN_FRAME_LINK:
         unreserve_control(link, message->frame.bytes);
         break;
     }
@@ -261,6 +277,10 @@ bool tn_link_take_message(struct tn_link *link, const struct tn_header *header,
     struct tn_host *host = link->host;
     if (header->type == TN_FRAME_CONTROL) {
         host->control(host, link->peer, payload, header->length);
+        return true;
+    }
+    if (header->type == TN_FRAME_LINK) {
+        host->linked(host, link->peer, header->region, payload, (size_t)header->length);
         return true;
     }
     int status =

@@ -145,6 +145,7 @@ static void handle(struct tn_link *link, const struct tn_header *header)
         break;
     case TN_FRAME_NOTIFY:
     case TN_FRAME_CONTROL:
+    case TN_FRAME_LINK:
         begin_message(link, header);
         break;
     case TN_FRAME_CREDIT:
