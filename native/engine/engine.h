@@ -130,7 +130,19 @@ int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), voi
                      uint64_t timeout_ns);
 void tn_progress_deadline(struct tn_engine *engine, uint64_t deadline_ns);
 
+/* batch.c */
+/* Checks everything and copies it; the local regions are counted in. Nothing has begun: the
+ * transfer is quiet, and the caller's. */
+int tn_transfer_make(struct tn_engine *engine, const struct tn_batch *batch,
+                     struct tn_transfer **out);
+/* Counts its local regions in, unless one is closed, and out. */
+int tn_transfer_use_regions(struct tn_transfer *transfer);
+void tn_transfer_unuse_regions(struct tn_transfer *transfer);
+
 /* submit.c */
+/* The transfer is quiet, its regions are counted in, and nobody else has a reference. TN_INVALID:
+ * it was sealed; else it has begun, and ends as it may. */
+int tn_transfer_begin(struct tn_peer *peer, struct tn_transfer *transfer, uint64_t deadline_ns);
 /* A reference to the transfer's peer, or NULL if it is quiet. Whoever calls into a link holds one,
  * so that the link is not freed below it when the transfer becomes quiet. */
 struct tn_peer *tn_transfer_peer(struct tn_transfer *transfer);
@@ -141,7 +153,6 @@ void tn_transfer_dispatch(struct tn_peer *peer, struct tn_transfer *transfer);
  * tn_host.rechoose. Drops the count that tn_settle_rechoose has taken. */
 void tn_transfer_rechoose(struct tn_transfer *transfer, int fallback);
 void tn_transfer_reject(struct tn_transfer *transfer, int status, const char *text);
-void tn_transfer_unuse_regions(struct tn_transfer *transfer);
 void tn_transfer_abort(struct tn_transfer *transfer, int status,
                        const char *text); /* deadline, cancel */
 /* settle.c: the ends of transfers, and notifications to be sent. */

@@ -109,7 +109,7 @@ static bool run_work(struct tn_engine *engine)
     if (!transfer)
         return false;
     struct tn_peer *peer = tn_transfer_peer(transfer);
-    if (!peer || !transfer->run(transfer)) {
+    if (!peer || !transfer->run(transfer) || tn_transfer_exhausted(transfer)) {
         pthread_mutex_lock(&engine->work_lock);
         bool listed = !tn_list_empty(&transfer->working);
         tn_list_remove(&transfer->working);

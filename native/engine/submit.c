@@ -1,175 +1,8 @@
-/* Submitting: check everything, then begin. And the functions of a transfer that its owner calls.
- */
+/* Beginning transfers, whether they are new or prepared, and ending them early. */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "engine/engine.h"
-
-static int check_extent(const struct tn_range *range, const struct tn_remote *remote)
-{
-    /* First and last byte of all rows, in 128 bits so that nothing overflows. */
-    __int128 first = range->remote_offset, last = (__int128)range->remote_offset + range->length;
-    __int128 travel = (__int128)(range->rows ? range->rows - 1 : 0) * range->remote_stride;
-    if (travel < 0)
-        first += travel;
-    else
-        last += travel;
-    if (first < 0 || last > remote->length)
-        return tn_fail(TN_REMOTE_ACCESS,
-                       "the transfer reaches outside the remote region of %llu bytes",
-                       (unsigned long long)remote->length);
-    return TN_OK;
-}
-
-static int check_local(const struct tn_range *range)
-{
-    __int128 first = range->local_address, last = (__int128)range->local_address + range->length;
-    __int128 travel = (__int128)(range->rows ? range->rows - 1 : 0) * range->local_stride;
-    if (travel < 0)
-        first += travel;
-    else
-        last += travel;
-    if (first <= 0 || last > (__int128)UINT64_MAX)
-        return tn_fail(TN_INVALID, "the local rows leave the address space");
-    const struct tn_region *region = range->local_region;
-    if (!region)
-        return TN_OK;
-    if (atomic_load(&region->revoked))
-        return tn_fail(TN_INVALID, "the local region is closed");
-    if (first < region->remote.address ||
-        last > (__int128)region->remote.address + region->remote.length)
-        return tn_fail(TN_INVALID, "the transfer reaches outside the local region of %llu bytes",
-                       (unsigned long long)region->remote.length);
-    return TN_OK;
-}
-
-static int check_range(const struct tn_batch *batch, const struct tn_range *range, uint64_t *total)
-{
-    if (range->remote >= batch->n_remotes)
-        return tn_fail(TN_INVALID, "remote index %u of %llu", range->remote,
-                       (unsigned long long)batch->n_remotes);
-    uint64_t bytes;
-    if (__builtin_mul_overflow(range->length, range->rows, &bytes) ||
-        __builtin_add_overflow(*total, bytes, total))
-        return tn_fail(TN_INVALID, "the transfer is longer than 2^64 bytes");
-    if (!bytes)
-        return TN_OK;
-    const struct tn_remote *remote = &batch->remotes[range->remote];
-    uint32_t needed = batch->op == TN_OP_READ ? TN_READ : TN_WRITE;
-    if (!(remote->access & needed))
-        return tn_fail(TN_REMOTE_ACCESS, "the remote region does not allow to %s",
-                       needed == TN_READ ? "read" : "write");
-    int status = check_extent(range, remote);
-    return status == TN_OK ? check_local(range) : status;
-}
-
-static int check_batch(const struct tn_batch *batch, uint64_t *total)
-{
-    if (batch->op != TN_OP_READ && batch->op != TN_OP_WRITE)
-        return tn_fail(TN_INVALID, "operation %u is neither read nor write", batch->op);
-    if (batch->notify &&
-        (batch->notify_length > TN_MAX_NOTIFY || batch->notify_remote >= batch->n_remotes))
-        return tn_fail(TN_INVALID, "a notification of %u bytes for region %u (at most %d bytes)",
-                       batch->notify_length, batch->notify_remote, TN_MAX_NOTIFY);
-    for (uint64_t i = 0; i < batch->n_ranges; i++) {
-        int status = check_range(batch, &batch->ranges[i], total);
-        if (status != TN_OK)
-            return status;
-    }
-    return TN_OK;
-}
-
-static void *copy_of(const void *from, uint64_t count, size_t size)
-{
-    void *copy = malloc(count ? count * size : 1);
-    if (copy && count)
-        memcpy(copy, from, count * size);
-    return copy;
-}
-
-static void init_lists(struct tn_transfer *transfer)
-{
-    tn_list_init(&transfer->node);
-    tn_list_init(&transfer->active);
-    tn_list_init(&transfer->working);
-    tn_list_init(&transfer->settling);
-    tn_list_init(&transfer->retired);
-}
-
-/* Before it has begun. */
-static void discard(struct tn_transfer *transfer)
-{
-    tn_transfer_unreference(transfer);
-    tn_transfer_unreference(transfer);
-}
-
-static struct tn_transfer *make(struct tn_peer *peer, const struct tn_batch *batch, uint64_t bytes)
-{
-    struct tn_transfer *transfer = calloc(1, sizeof(*transfer));
-    if (!transfer)
-        return NULL;
-    pthread_mutex_init(&transfer->lock, NULL);
-    init_lists(transfer);
-    transfer->host = &peer->engine->host;
-    transfer->peer = peer;
-    transfer->op = batch->op;
-    transfer->allowed = batch->providers;
-    transfer->provider = TN_MAX_PROVIDERS;
-    transfer->path = "";
-    transfer->n_remotes = batch->n_remotes;
-    transfer->n_ranges = batch->n_ranges;
-    transfer->remotes = copy_of(batch->remotes, batch->n_remotes, sizeof(*batch->remotes));
-    transfer->ranges = copy_of(batch->ranges, batch->n_ranges, sizeof(*batch->ranges));
-    transfer->notify = batch->notify ? copy_of(batch->notify, batch->notify_length, 1) : NULL;
-    transfer->notify_length = batch->notify_length;
-    transfer->notify_remote = batch->notify_remote;
-    transfer->bytes = bytes;
-    transfer->submitted_ns = tn_now();
-    transfer->deadline_ns = batch->deadline_ns;
-    transfer->status = TN_PENDING;
-    transfer->outstanding = 2; /* until every piece is handed out; until it has been dispatched */
-    transfer->references = 2;  /* the caller's, and the engine's until it is quiet */
-    if (!transfer->remotes || !transfer->ranges || (batch->notify && !transfer->notify)) {
-        discard(transfer);
-        return NULL;
-    }
-    return transfer;
-}
-
-void tn_transfer_unuse_regions(struct tn_transfer *transfer)
-{
-    struct tn_region *last = NULL;
-    for (uint64_t i = 0; i < transfer->n_ranges; i++) {
-        struct tn_region *region = transfer->ranges[i].local_region;
-        if (region && region != last)
-            tn_region_unuse(region);
-        last = region;
-    }
-}
-
-/* Counts the transfer in, then looks whether the regions are still open; closing one does it the
- * other way round, so that at least one of the two notices the other. */
-static int use_regions(struct tn_transfer *transfer)
-{
-    struct tn_region *last = NULL;
-    bool open = true;
-    for (uint64_t i = 0; i < transfer->n_ranges; i++) {
-        struct tn_region *region = transfer->ranges[i].local_region;
-        if (region && region != last)
-            tn_region_use(region);
-        last = region;
-    }
-    atomic_thread_fence(memory_order_seq_cst);
-    for (uint64_t i = 0; i < transfer->n_ranges && open; i++) {
-        struct tn_region *region = transfer->ranges[i].local_region;
-        open = !region || !atomic_load(&region->revoked);
-    }
-    if (open)
-        return TN_OK;
-    tn_transfer_unuse_regions(transfer);
-    return tn_fail(TN_INVALID, "a local region was closed while the transfer was submitted");
-}
 
 static void enlist(struct tn_engine *engine, struct tn_transfer *transfer)
 {
@@ -313,25 +146,45 @@ static void stop_waiting(struct tn_peer *peer, struct tn_transfer *transfer)
     tn_transfer_unreference(transfer);
 }
 
-int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out)
+/* Everything of a run; what belongs to the batch stays. Called with the lock held. */
+static void arm(struct tn_transfer *transfer, struct tn_peer *peer, uint64_t deadline_ns)
 {
-    uint64_t bytes = 0;
-    int status = check_batch(batch, &bytes);
-    if (status != TN_OK)
-        return status;
-    struct tn_transfer *transfer = make(peer, batch, bytes);
-    if (!transfer)
-        return tn_fail(TN_NOMEM, "no memory for a transfer of %llu ranges",
-                       (unsigned long long)batch->n_ranges);
-    status = use_regions(transfer);
-    if (status != TN_OK) {
-        discard(transfer);
-        return status;
-    }
-    tn_peer_reference(peer); /* the transfer's */
-    tn_peer_reference(peer); /* this function's */
+    transfer->peer = peer;
+    transfer->provider = TN_MAX_PROVIDERS;
+    transfer->path = "";
+    transfer->link = NULL;
+    transfer->link_ops = NULL;
+    transfer->submitted_ns = tn_now();
+    transfer->deadline_ns = deadline_ns;
+    transfer->cursor = (struct tn_cursor){0};
+    transfer->n_returned = 0;
+    transfer->issued_all = false;
+    transfer->error = 0;
+    transfer->vendor = 0;
+    transfer->text[0] = 0;
+    transfer->started = transfer->notify_sent = false;
+    transfer->fallback = 0;
+    /* Until every piece is handed out, and until it has been dispatched. */
+    atomic_store_explicit(&transfer->outstanding, 2, memory_order_relaxed);
+    atomic_store_explicit(&transfer->former, tn_transfer_status(transfer), memory_order_relaxed);
+    atomic_fetch_add_explicit(&transfer->runs, 1, memory_order_release);
+    atomic_store_explicit(&transfer->is_quiet, 0, memory_order_relaxed);
+    atomic_store_explicit(&transfer->status, TN_PENDING, memory_order_release);
+}
+
+int tn_transfer_begin(struct tn_peer *peer, struct tn_transfer *transfer, uint64_t deadline_ns)
+{
+    pthread_mutex_lock(&transfer->lock);
+    bool sealed = transfer->sealed;
+    if (!sealed)
+        arm(transfer, peer, deadline_ns);
+    pthread_mutex_unlock(&transfer->lock);
+    if (sealed)
+        return tn_fail(TN_INVALID, "this prepared transfer is closed");
+    tn_transfer_reference(transfer); /* the engine's, until it is quiet */
+    tn_peer_reference(peer);         /* the transfer's */
+    tn_peer_reference(peer);         /* this function's */
     enlist(peer->engine, transfer);
-    *out = transfer;
     int state;
     if (peer_ready(peer, transfer, &state))
         tn_transfer_dispatch(peer, transfer);
@@ -342,6 +195,16 @@ int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tran
     tn_settle_run(peer->engine);
     tn_peer_unreference(peer);
     return TN_OK;
+}
+
+int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out)
+{
+    struct tn_transfer *transfer;
+    int status = tn_transfer_make(peer->engine, batch, &transfer);
+    if (status != TN_OK)
+        return status;
+    *out = transfer;
+    return tn_transfer_begin(peer, transfer, batch->deadline_ns);
 }
 
 /* The link may have passed it on by the time that it is called: then it finds nothing to cancel. */
@@ -374,7 +237,9 @@ void tn_transfer_cancel(struct tn_transfer *transfer)
     struct tn_peer *peer = tn_transfer_peer(transfer);
     if (!peer)
         return;
+    tn_transfer_reference(transfer); /* so that no further run begins meanwhile */
     tn_transfer_abort(transfer, TN_CANCELLED, "the transfer was cancelled");
     tn_settle_run(peer->engine);
+    tn_transfer_unreference(transfer);
     tn_peer_unreference(peer);
 }

@@ -31,27 +31,47 @@ void tn_transfer_result(struct tn_transfer *transfer, struct tn_result *out)
     pthread_mutex_unlock(&transfer->lock);
 }
 
+/* A run of a transfer: one that was prepared may have begun the next by the time that a waiter
+ * looks. */
+struct run {
+    struct tn_transfer *transfer;
+    uint32_t number;
+};
+
+static struct run present_run(struct tn_transfer *transfer)
+{
+    return (struct run){transfer, atomic_load_explicit(&transfer->runs, memory_order_acquire)};
+}
+
+static bool is_past(const struct run *run)
+{
+    return atomic_load_explicit(&run->transfer->runs, memory_order_acquire) != run->number;
+}
+
 static bool has_ended(void *argument)
 {
-    return tn_transfer_stopped(argument);
+    return tn_transfer_stopped(((struct run *)argument)->transfer) || is_past(argument);
 }
 
 static bool has_quieted(void *argument)
 {
-    return tn_transfer_quiet(argument) != 0;
+    return tn_transfer_quiet(((struct run *)argument)->transfer) || is_past(argument);
 }
 
 int tn_transfer_wait(struct tn_transfer *transfer, uint64_t timeout_ns)
 {
-    if (!has_ended(transfer))
-        tn_progress_wait((struct tn_engine *)transfer->host, has_ended, transfer, timeout_ns);
-    return tn_transfer_status(transfer);
+    struct run run = present_run(transfer);
+    if (!has_ended(&run))
+        tn_progress_wait((struct tn_engine *)transfer->host, has_ended, &run, timeout_ns);
+    int status = tn_transfer_status(transfer);
+    return is_past(&run) ? atomic_load_explicit(&transfer->former, memory_order_acquire) : status;
 }
 
 int tn_transfer_wait_quiet(struct tn_transfer *transfer, uint64_t timeout_ns)
 {
-    return has_quieted(transfer) ||
-           tn_progress_wait((struct tn_engine *)transfer->host, has_quieted, transfer, timeout_ns);
+    struct run run = present_run(transfer);
+    return has_quieted(&run) ||
+           tn_progress_wait((struct tn_engine *)transfer->host, has_quieted, &run, timeout_ns);
 }
 
 int tn_transfer_watch(struct tn_transfer *transfer, struct tn_queue *queue, uint64_t cookie)
@@ -88,5 +108,8 @@ int tn_transfer_abandon(struct tn_transfer *transfer, uint64_t cookie)
 
 void tn_transfer_release(struct tn_transfer *transfer)
 {
+    struct tn_peer *home = transfer->home;
     tn_transfer_unreference(transfer);
+    if (home)
+        tn_peer_unreference(home);
 }

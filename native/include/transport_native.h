@@ -274,6 +274,23 @@ int tn_transfer_watch(struct tn_transfer *transfer, struct tn_queue *queue, uint
 int tn_transfer_abandon(struct tn_transfer *transfer, uint64_t cookie);
 void tn_transfer_release(struct tn_transfer *transfer); /* only when quiet */
 
+/* A prepared transfer is submitted any number of times, for the price of a call. All of the above
+ * tells of its last run; before the first it is TN_OK and quiet. Waits that a later run overtakes
+ * end with the status of the one before it. */
+/* As tn_submit, but nothing begins and the deadline is not used. The local regions may be closed
+ * but not released before the transfer is. */
+int tn_prepare(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out);
+/* Begins it; the run has `lifetime_ns` from now (TN_NO_DEADLINE: no end). Otherwise nothing has
+ * begun: TN_AGAIN, the run before is not quiet or another thread starts it; TN_INVALID, a local
+ * region was closed or the transfer sealed; or why its peer is down: prepare it for another. */
+int tn_transfer_start(struct tn_transfer *transfer, uint64_t lifetime_ns);
+/* Starts it and waits: what tn_transfer_start returned and, if that is TN_OK, in `status` what
+ * tn_transfer_wait did. */
+int tn_transfer_run(struct tn_transfer *transfer, uint64_t lifetime_ns, uint64_t timeout_ns,
+                    int32_t *status);
+/* No run begins from now on: 1 if none is under way either, so that the memory may go. */
+int tn_transfer_seal(struct tn_transfer *transfer);
+
 /* ---- completion queues: one per event loop or poller
  * ------------------------------------------------------------- */
 int tn_queue_open(struct tn_engine *engine, struct tn_queue **out);

@@ -21,86 +21,75 @@ static void drop_outstanding(struct tn_transfer *transfer, uint64_t count)
         transfer->host->quiet(transfer->host, transfer);
 }
 
-static uint64_t row_address(const struct tn_range *range, uint64_t row)
+/* The range at the cursor; skips what is finished. NULL when no byte is left. */
+static const struct tn_range *settle(const struct tn_transfer *transfer, struct tn_cursor *at)
 {
-    return range->local_address + (uint64_t)((int64_t)row * range->local_stride);
-}
-
-static uint64_t row_offset(const struct tn_range *range, uint64_t row)
-{
-    return range->remote_offset + (uint64_t)((int64_t)row * range->remote_stride);
-}
-
-/* Skips what is finished; false when no byte is left. */
-static bool cursor_settle(struct tn_transfer *transfer)
-{
-    struct tn_cursor *cursor = &transfer->cursor;
-    while (cursor->range < transfer->n_ranges) {
-        const struct tn_range *range = &transfer->ranges[cursor->range];
-        if (range->length && cursor->row < range->rows)
-            return true;
-        cursor->range++;
-        cursor->row = cursor->offset = 0;
+    for (; at->range < transfer->n_ranges; at->range++, at->row = at->offset = 0) {
+        const struct tn_range *range = &transfer->ranges[at->range];
+        if (range->length && at->row < range->rows)
+            return range;
     }
-    return false;
+    return NULL;
 }
 
-/* The contiguous bytes at the cursor, up to `limit`. */
-static void cursor_take(struct tn_transfer *transfer, uint64_t limit, struct tn_piece *piece)
+static bool continues(const struct tn_piece *piece, const struct tn_piece *next)
 {
-    struct tn_cursor *cursor = &transfer->cursor;
-    const struct tn_range *range = &transfer->ranges[cursor->range];
-    uint64_t left = range->length - cursor->offset;
-    piece->local = row_address(range, cursor->row) + cursor->offset;
-    piece->local_region = range->local_region;
-    piece->remote = &transfer->remotes[range->remote];
-    piece->remote_offset = row_offset(range, cursor->row) + cursor->offset;
-    piece->length = left < limit ? left : limit;
-    cursor->offset += piece->length;
-    if (cursor->offset == range->length) {
-        cursor->offset = 0;
-        cursor->row++;
-    }
+    return piece->remote_offset + piece->length == next->remote_offset &&
+           piece->local + piece->length == next->local && piece->remote == next->remote &&
+           piece->local_region == next->local_region;
 }
 
-static bool touches(const struct tn_piece *piece, const struct tn_piece *next)
+/* From the cursor to the end of its row. */
+static struct tn_piece row_left(const struct tn_transfer *transfer, const struct tn_range *range,
+                                const struct tn_cursor *at)
 {
-    return piece->remote == next->remote && piece->local_region == next->local_region &&
-           piece->local + piece->length == next->local &&
-           piece->remote_offset + piece->length == next->remote_offset;
+    int64_t row = (int64_t)at->row;
+    return (struct tn_piece){
+        .local = range->local_address + (uint64_t)(row * range->local_stride) + at->offset,
+        .local_region = range->local_region,
+        .remote = &transfer->remotes[range->remote],
+        .remote_offset = range->remote_offset + (uint64_t)(row * range->remote_stride) + at->offset,
+        .length = range->length - at->offset};
 }
 
-/* Grows the piece by neighbours that continue it on both sides. */
-static void coalesce(struct tn_transfer *transfer, struct tn_piece *piece, uint64_t limit)
+static void advance(struct tn_cursor *at, const struct tn_piece *row, uint64_t bytes)
 {
-    while (piece->length < limit && cursor_settle(transfer)) {
-        struct tn_cursor before = transfer->cursor;
-        struct tn_piece next;
-        cursor_take(transfer, limit - piece->length, &next);
-        if (!touches(piece, &next)) {
-            transfer->cursor = before;
-            return;
-        }
-        piece->length += next.length;
-    }
+    at->offset += bytes;
+    if (bytes != row->length)
+        return;
+    at->offset = 0;
+    at->row++;
 }
 
+/* One look at each row: it continues the piece before it as far as that may grow, or is the next
+ * one. */
 static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
                        uint64_t each, uint64_t total)
 {
+    struct tn_cursor at = transfer->cursor;
+    const struct tn_range *range;
     int count = 0;
-    while (count < capacity && (total || !count) && cursor_settle(transfer)) {
-        uint64_t limit = each < total || !count ? each : total;
-        struct tn_cursor before = transfer->cursor;
-        cursor_take(transfer, limit, &pieces[count]);
-        if (count && pieces[count].remote != pieces[0].remote) {
-            transfer->cursor = before;
-            break;
+    uint64_t room = 0; /* by which the last piece may still grow */
+    while ((range = settle(transfer, &at))) {
+        struct tn_piece row = row_left(transfer, range, &at);
+        uint64_t bytes;
+        if (room && continues(&pieces[count - 1], &row)) {
+            bytes = row.length < room ? row.length : room;
+            pieces[count - 1].length += bytes;
+            room -= bytes;
+        } else {
+            if (count == capacity || (count && (!total || row.remote != pieces[0].remote)))
+                break;
+            uint64_t limit = count && total < each ? total : each;
+            bytes = row.length < limit ? row.length : limit;
+            room = limit - bytes;
+            pieces[count] = row;
+            pieces[count++].length = bytes;
         }
-        coalesce(transfer, &pieces[count], limit);
-        total -= pieces[count].length < total ? pieces[count].length : total;
-        count++;
+        total -= bytes < total ? bytes : total;
+        advance(&at, &row, bytes);
     }
+    transfer->cursor = at;
     return count;
 }
 
@@ -140,12 +129,20 @@ int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int 
         count = transfer->n_returned ? take_returned(transfer, pieces, capacity, each, total)
                                      : take_pieces(transfer, pieces, capacity, each, total);
         atomic_fetch_add_explicit(&transfer->outstanding, (uint64_t)count, memory_order_relaxed);
-        if (!transfer->n_returned && !cursor_settle(transfer))
+        if (!transfer->n_returned && transfer->cursor.range == transfer->n_ranges)
             drop = mark_issued_all(transfer);
     }
     pthread_mutex_unlock(&transfer->lock);
     drop_outstanding(transfer, drop);
     return count;
+}
+
+bool tn_transfer_exhausted(struct tn_transfer *transfer)
+{
+    pthread_mutex_lock(&transfer->lock);
+    bool exhausted = transfer->issued_all;
+    pthread_mutex_unlock(&transfer->lock);
+    return exhausted;
 }
 
 /* Called with the lock held. */
@@ -242,5 +239,7 @@ void tn_transfer_unreference(struct tn_transfer *transfer)
     free(transfer->ranges);
     free(transfer->notify);
     free(transfer->returned);
+    if (transfer->regions != transfer->few_regions)
+        free(transfer->regions);
     free(transfer);
 }

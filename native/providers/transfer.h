@@ -17,6 +17,8 @@ struct tn_piece {
     uint64_t length;
 };
 
+#define TN_TRANSFER_FEW 4
+
 struct tn_cursor {
     uint64_t range, row, offset; /* offset within the row */
 };
@@ -41,6 +43,9 @@ struct tn_transfer {
     struct tn_range *ranges;
     uint64_t n_remotes, n_ranges;
     uint64_t bytes; /* total */
+    /* The local regions of its ranges, each once (or, where there are many, a few times). */
+    struct tn_region **regions, *few_regions[TN_TRANSFER_FEW];
+    uint64_t n_regions, room_regions;
     uint64_t submitted_ns, ended_ns, deadline_ns;
 
     uint8_t *notify; /* NULL: none */
@@ -56,10 +61,12 @@ struct tn_transfer {
     uint32_t vendor;
     char text[TN_TEXT_BYTES];
 
-    _Atomic int32_t status; /* TN_PENDING until it ends */
+    _Atomic int32_t status; /* TN_PENDING until it ends; then the same until it is started again */
     /* Pieces handed out and not done, + 1 until issued_all, + 1 until start has returned, + 1 for a
      * notification. */
     _Atomic uint64_t outstanding;
+    /* Whoever else than its owner has a hand on it, outstanding pieces apart, holds one: a prepared
+     * transfer is started again when only the owner's is left. */
     _Atomic uint32_t references;
 
     /* The engine's own. */
@@ -76,6 +83,13 @@ struct tn_transfer {
     uint64_t abandon_cookie, watch_cookie;
     struct tn_queue *watcher;
     struct tn_list retired;
+
+    /* Of a prepared transfer (prepared.c): */
+    struct tn_peer *home;      /* a reference; NULL: it is not one */
+    _Atomic uint32_t starting; /* somebody is about to start it */
+    _Atomic uint32_t runs;     /* that have begun */
+    _Atomic int32_t former;    /* status of the run before */
+    bool sealed;               /* no run begins any more; under lock */
 };
 
 /* Hands out up to `capacity` pieces, all of one remote region, each at most `each` and together at
@@ -83,6 +97,8 @@ struct tn_transfer {
  * both sides are one piece. 0: nothing is left, or the transfer has failed. */
 int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
                      uint64_t each, uint64_t total);
+/* Nothing is left to hand out, unless something is returned: a link need not keep it queued. */
+bool tn_transfer_exhausted(struct tn_transfer *transfer);
 /* Pieces that were handed out and not moved, or of which nobody knows and which may be moved again:
  * they will be handed out once more. Those of a transfer that has failed are done. */
 void tn_transfer_return(struct tn_transfer *transfer, const struct tn_piece *pieces,

@@ -142,10 +142,7 @@ static void run_chunk(struct tn_shm_chunk *chunk)
  * nothing left to hand out. */
 static void leave_active(struct tn_shm_connection *connection, struct tn_transfer *transfer)
 {
-    pthread_mutex_lock(&transfer->lock);
-    bool issued_all = transfer->issued_all;
-    pthread_mutex_unlock(&transfer->lock);
-    if (!issued_all)
+    if (!tn_transfer_exhausted(transfer))
         return;
     pthread_mutex_lock(&connection->lock);
     bool listed = !tn_list_empty(&transfer->node);

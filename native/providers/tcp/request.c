@@ -83,7 +83,7 @@ static void pull_from(struct tn_link *link, struct tn_list *queue)
     int count = tn_transfer_next(transfer, pieces, room, link->each, link->each);
     for (int i = 0; i < count; i++)
         queue_request(link, transfer, &pieces[i]);
-    if (!count) {
+    if (!count || tn_transfer_exhausted(transfer)) {
         drop_transfer(transfer);
         return;
     }

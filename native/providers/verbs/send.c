@@ -121,7 +121,7 @@ static bool take(struct tn_verbs_connection *connection)
                                  window - connection->in_flight);
     for (int i = 0; i < count; i++)
         build_piece(connection, transfer, &pieces[i]);
-    if (count)
+    if (count && !tn_transfer_exhausted(transfer))
         tn_list_append(&connection->queue, node);
     else
         tn_transfer_unreference(transfer);

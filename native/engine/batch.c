@@ -1,0 +1,259 @@
+/* What is submitted, checked and taken over: one pass over the ranges, because a batch may have
+ * very many of them. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+/* First and last byte of all rows, in 128 bits so that nothing overflows. */
+static void extent(uint64_t start, uint64_t length, uint64_t rows, int64_t stride, __int128 *first,
+                   __int128 *last)
+{
+    __int128 travel = (__int128)(rows - 1) * stride;
+    *first = start;
+    *last = (__int128)start + length;
+    *(travel < 0 ? first : last) += travel;
+}
+
+static int check_remote(const struct tn_batch *batch, const struct tn_range *range)
+{
+    const struct tn_remote *remote = &batch->remotes[range->remote];
+    uint32_t needed = batch->op == TN_OP_READ ? TN_READ : TN_WRITE;
+    if (!(remote->access & needed))
+        return tn_fail(TN_REMOTE_ACCESS, "the remote region does not allow to %s",
+                       needed == TN_READ ? "read" : "write");
+    __int128 first, last;
+    extent(range->remote_offset, range->length, range->rows, range->remote_stride, &first, &last);
+    if (first < 0 || last > remote->length)
+        return tn_fail(TN_REMOTE_ACCESS,
+                       "the transfer reaches outside the remote region of %llu bytes",
+                       (unsigned long long)remote->length);
+    return TN_OK;
+}
+
+static int check_local(const struct tn_range *range)
+{
+    __int128 first, last;
+    extent(range->local_address, range->length, range->rows, range->local_stride, &first, &last);
+    if (first <= 0 || last > (__int128)UINT64_MAX)
+        return tn_fail(TN_INVALID, "the local rows leave the address space");
+    const struct tn_region *region = range->local_region;
+    if (region && (first < region->remote.address ||
+                   last > (__int128)region->remote.address + region->remote.length))
+        return tn_fail(TN_INVALID, "the transfer reaches outside the local region of %llu bytes",
+                       (unsigned long long)region->remote.length);
+    return TN_OK;
+}
+
+/* Any range, and the reason if it is refused. */
+static int check_range(const struct tn_batch *batch, const struct tn_range *range, uint64_t *total)
+{
+    uint64_t bytes;
+    if (__builtin_mul_overflow(range->length, range->rows, &bytes) ||
+        __builtin_add_overflow(*total, bytes, total))
+        return tn_fail(TN_INVALID, "the transfer is longer than 2^64 bytes");
+    if (!bytes)
+        return TN_OK;
+    int status = check_remote(batch, range);
+    return status == TN_OK ? check_local(range) : status;
+}
+
+/* What the ranges of a batch that come one after another have in common, mostly: where they may
+ * lie. */
+struct bounds {
+    const struct tn_region *region;
+    uint64_t first, bytes; /* of local memory */
+    uint64_t remote_bytes; /* 0: not to be accessed this way */
+    uint32_t remote;
+    bool known;
+};
+
+/* A region is counted in before it is looked whether it is still open; closing one does it the
+ * other way round, so that at least one of the two notices the other. */
+static int use_region(struct tn_region *region)
+{
+    tn_region_use(region);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (!atomic_load(&region->revoked))
+        return TN_OK;
+    tn_region_unuse(region);
+    return tn_fail(TN_INVALID, "the local region is closed");
+}
+
+static int grow_regions(struct tn_transfer *transfer)
+{
+    uint64_t room = 2 * transfer->room_regions;
+    bool few = transfer->regions == transfer->few_regions;
+    struct tn_region **grown = realloc(few ? NULL : transfer->regions, room * sizeof(*grown));
+    if (!grown)
+        return tn_fail(TN_NOMEM, "no memory for a transfer of so many regions");
+    if (few)
+        memcpy(grown, transfer->regions, sizeof(transfer->few_regions));
+    transfer->regions = grown;
+    transfer->room_regions = room;
+    return TN_OK;
+}
+
+/* Those that take turns are found among the last few; one that comes back later is counted once
+ * more. */
+static int add_region(struct tn_transfer *transfer, struct tn_region *region)
+{
+    uint64_t count = transfer->n_regions;
+    for (uint64_t i = 0; i < count && i < TN_TRANSFER_FEW; i++)
+        if (transfer->regions[count - 1 - i] == region)
+            return TN_OK;
+    int status = count < transfer->room_regions ? TN_OK : grow_regions(transfer);
+    if (status == TN_OK)
+        status = use_region(region);
+    if (status == TN_OK)
+        transfer->regions[transfer->n_regions++] = region;
+    return status;
+}
+
+static int turn_to(struct bounds *bounds, const struct tn_batch *batch,
+                   struct tn_transfer *transfer, const struct tn_range *range)
+{
+    if (range->remote >= batch->n_remotes)
+        return tn_fail(TN_INVALID, "remote index %u of %llu", range->remote,
+                       (unsigned long long)batch->n_remotes);
+    const struct tn_remote *remote = &batch->remotes[range->remote];
+    uint32_t needed = batch->op == TN_OP_READ ? TN_READ : TN_WRITE;
+    struct tn_region *region = range->local_region;
+    int status = region ? add_region(transfer, region) : TN_OK;
+    *bounds = (struct bounds){.region = region,
+                              .first = region ? region->remote.address : 1,
+                              .bytes = region ? region->remote.length : UINT64_MAX - 1,
+                              .remote_bytes = remote->access & needed ? remote->length : 0,
+                              .remote = range->remote,
+                              .known = true};
+    return status;
+}
+
+/* The usual range: one row, inside on both sides. What is not so simple is for check_range. */
+static inline bool is_simple(const struct tn_range *range, const struct bounds *bounds)
+{
+    uint64_t length = range->length;
+    return range->rows == 1 && length && length <= bounds->remote_bytes &&
+           range->remote_offset <= bounds->remote_bytes - length && length <= bounds->bytes &&
+           range->local_address - bounds->first <= bounds->bytes - length;
+}
+
+static int take_ranges(struct tn_transfer *transfer, const struct tn_batch *batch)
+{
+    struct bounds bounds = {0};
+    uint64_t total = 0;
+    for (uint64_t i = 0; i < batch->n_ranges; i++) {
+        const struct tn_range *range = &batch->ranges[i];
+        int status = TN_OK;
+        if (range->local_region != bounds.region || range->remote != bounds.remote || !bounds.known)
+            status = turn_to(&bounds, batch, transfer, range);
+        uint64_t sum;
+        if (status == TN_OK && is_simple(range, &bounds) &&
+            !__builtin_add_overflow(total, range->length, &sum))
+            total = sum;
+        else if (status == TN_OK)
+            status = check_range(batch, range, &total);
+        if (status != TN_OK)
+            return status;
+        transfer->ranges[i] = *range;
+    }
+    transfer->bytes = total;
+    return TN_OK;
+}
+
+static int check_head(const struct tn_batch *batch)
+{
+    if (batch->op != TN_OP_READ && batch->op != TN_OP_WRITE)
+        return tn_fail(TN_INVALID, "operation %u is neither read nor write", batch->op);
+    if (batch->notify &&
+        (batch->notify_length > TN_MAX_NOTIFY || batch->notify_remote >= batch->n_remotes))
+        return tn_fail(TN_INVALID, "a notification of %u bytes for region %u (at most %d bytes)",
+                       batch->notify_length, batch->notify_remote, TN_MAX_NOTIFY);
+    return TN_OK;
+}
+
+static void *room_for(uint64_t count, size_t size)
+{
+    return count > SIZE_MAX / size ? NULL : malloc(count ? count * size : 1);
+}
+
+/* The arrays, still empty but for what is copied as it is. */
+static int make_room(struct tn_transfer *transfer, const struct tn_batch *batch)
+{
+    transfer->remotes = room_for(batch->n_remotes, sizeof(*batch->remotes));
+    transfer->ranges = room_for(batch->n_ranges, sizeof(*batch->ranges));
+    transfer->notify = batch->notify ? room_for(batch->notify_length, 1) : NULL;
+    if (!transfer->remotes || !transfer->ranges || (batch->notify && !transfer->notify))
+        return tn_fail(TN_NOMEM, "no memory for a transfer of %llu ranges",
+                       (unsigned long long)batch->n_ranges);
+    if (batch->n_remotes)
+        memcpy(transfer->remotes, batch->remotes, batch->n_remotes * sizeof(*batch->remotes));
+    if (batch->notify_length && batch->notify)
+        memcpy(transfer->notify, batch->notify, batch->notify_length);
+    return TN_OK;
+}
+
+static void init(struct tn_transfer *transfer, struct tn_engine *engine,
+                 const struct tn_batch *batch)
+{
+    pthread_mutex_init(&transfer->lock, NULL);
+    tn_list_init(&transfer->node);
+    tn_list_init(&transfer->active);
+    tn_list_init(&transfer->working);
+    tn_list_init(&transfer->settling);
+    tn_list_init(&transfer->retired);
+    transfer->host = &engine->host;
+    transfer->op = batch->op;
+    transfer->allowed = batch->providers;
+    transfer->n_remotes = batch->n_remotes;
+    transfer->n_ranges = batch->n_ranges;
+    transfer->notify_length = batch->notify_length;
+    transfer->notify_remote = batch->notify_remote;
+    transfer->regions = transfer->few_regions;
+    transfer->room_regions = TN_TRANSFER_FEW;
+    transfer->references = 1;
+    transfer->provider = TN_MAX_PROVIDERS;
+    transfer->path = "";
+    transfer->is_quiet = 1;
+}
+
+int tn_transfer_make(struct tn_engine *engine, const struct tn_batch *batch,
+                     struct tn_transfer **out)
+{
+    int status = check_head(batch);
+    if (status != TN_OK)
+        return status;
+    struct tn_transfer *transfer = calloc(1, sizeof(*transfer));
+    if (!transfer)
+        return tn_fail(TN_NOMEM, "no memory for a transfer");
+    init(transfer, engine, batch);
+    status = make_room(transfer, batch);
+    if (status == TN_OK)
+        status = take_ranges(transfer, batch);
+    if (status != TN_OK) {
+        tn_transfer_unuse_regions(transfer);
+        tn_transfer_unreference(transfer);
+        return status;
+    }
+    *out = transfer;
+    return TN_OK;
+}
+
+void tn_transfer_unuse_regions(struct tn_transfer *transfer)
+{
+    for (uint64_t i = 0; i < transfer->n_regions; i++)
+        tn_region_unuse(transfer->regions[i]);
+}
+
+int tn_transfer_use_regions(struct tn_transfer *transfer)
+{
+    for (uint64_t i = 0; i < transfer->n_regions; i++) {
+        int status = use_region(transfer->regions[i]);
+        if (status == TN_OK)
+            continue;
+        while (i--)
+            tn_region_unuse(transfer->regions[i]);
+        return status;
+    }
+    return TN_OK;
+}
