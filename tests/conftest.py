@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Built by `make fakes`; the C test programs find their doubles through the same variable.
 os.environ.setdefault("TN_FAKES", str(ROOT / "build" / "native" / "test" / "fakes"))
+
+# Where the processes of this run find each other over the double of libibverbs.
+if "FAKEVERBS_FABRIC" not in os.environ:
+    os.environ["FAKEVERBS_FABRIC"] = tempfile.mkdtemp(prefix="fabric-")
+
+    @atexit.register
+    def _remove(folder: str = os.environ["FAKEVERBS_FABRIC"], owner: int = os.getpid()) -> None:
+        if os.getpid() == owner:  # not a child that was forked
+            shutil.rmtree(folder, ignore_errors=True)
+
 
 # No deadline anywhere: a shared two-core machine makes any per-example limit a flaky test.
 settings.register_profile("dev", deadline=None, max_examples=50)
