@@ -2,7 +2,7 @@
 # Source in the guest after two_hosts.sh: perftest between two hosts, one line of JSON per message size.
 #
 #   perftest_pair ib_write_bw -s 1048576 -n 500 -q 1
-#   {"tool":"ib_write_bw","bytes":1048576,"qps":1,"iterations":500,"gb_per_s_avg":1.3713,"gb_per_s_peak":1.4776}
+#   {"tool":"ib_write_bw","bytes":1048576,"qps":1,"iterations":500,"gb_per_s_avg":1.3713,"gb_per_s_peak":1.4776,"messages_per_s":1308}
 #
 #   perftest_pair ib_write_lat -s 8 -n 2000
 #   {"tool":"ib_write_lat","bytes":8,"iterations":2000,"us_min":...,"us_max":...,"us_typical":...,"us_avg":...,"us_p99":...,"us_p99_9":...}
@@ -19,8 +19,8 @@ _perftest_json() {
     /#bytes.*BW/            { unit = /Gb\/sec/ ? 1e9 / 8 : 1048576; kind = "bw"; next }
     /#bytes.*t_min/         { kind = "lat"; next }
     !/^ *[0-9]+ +[0-9]+ /   { next }
-    kind == "bw"  { printf "{\"tool\":\"%s\",\"bytes\":%d,\"qps\":%d,\"iterations\":%d,\"gb_per_s_avg\":%.4f,\"gb_per_s_peak\":%.4f}\n",
-                    tool, $1, qps, $2 / qps, $4 * unit / 1e9, $3 * unit / 1e9; n++ }
+    kind == "bw"  { printf "{\"tool\":\"%s\",\"bytes\":%d,\"qps\":%d,\"iterations\":%d,\"gb_per_s_avg\":%.4f,\"gb_per_s_peak\":%.4f,\"messages_per_s\":%.0f}\n",
+                    tool, $1, qps, $2 / qps, $4 * unit / 1e9, $3 * unit / 1e9, $5 * 1e6; n++ }
     kind == "lat" { printf "{\"tool\":\"%s\",\"bytes\":%d,\"iterations\":%d,\"us_min\":%s,\"us_max\":%s,\"us_typical\":%s,\"us_avg\":%s,\"us_p99\":%s,\"us_p99_9\":%s}\n",
                     tool, $1, $2, $3, $4, $5, $6, $8, $9; n++ }
     END { exit !n }' "$3"

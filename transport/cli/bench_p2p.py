@@ -7,6 +7,7 @@ import gc
 import secrets
 import sys
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,7 @@ class Plan:
     provider: str | None
     memory: str
     iterations: int | None
+    window: int = 1
 
     @property
     def buffer_bytes(self) -> int:
@@ -71,8 +73,9 @@ class Plan:
         return size * min(self.batch, self.buffer_bytes // size)
 
     def iterations_for(self, seconds: float) -> int:
-        """How often to submit what took so long once."""
-        return self.iterations or max(_FEWEST, min(_MOST, int(_WORTH / seconds)))
+        """How often to submit what took so long once, alone."""
+        wanted = int(_WORTH / seconds * self.window)
+        return self.iterations or max(_FEWEST, self.window, min(_MOST, wanted))
 
 
 def _known(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
@@ -111,6 +114,13 @@ def _address(context: click.Context, parameter: click.Parameter, text: str | Non
     help="Messages per submission; their places do not touch, so none are joined.",
 )
 @click.option(
+    "--window",
+    type=click.IntRange(1, 1 << 16),
+    default=1,
+    show_default=True,
+    help="Submissions under way at once; 1 waits for each before the next begins.",
+)
+@click.option(
     "--provider",
     metavar="NAME",
     callback=_known,
@@ -135,6 +145,7 @@ def p2p(
     op: str,
     sizes: tuple[int, ...],
     batch: int,
+    window: int,
     provider: str | None,
     memory: str,
     iterations: int | None,
@@ -144,11 +155,12 @@ def p2p(
     """Measure one-sided reads or writes between this process and another.
 
     The other process is started by this command, or is `transport bench serve` at --peer. A time is
-    from submit to the end of wait of one submission, after a warm-up. The copy limit of this
-    machine is measured in the same run at each size. After the timed region the bytes are compared:
-    a row whose bytes are wrong makes the exit status 1.
+    from submit to the end of wait of one submission, after a warm-up; a rate is of all bytes over
+    the time from the first submit to the end of the last wait. The copy limit of this machine is
+    measured in the same run at each size. After the timed region the bytes are compared: a row
+    whose bytes are wrong makes the exit status 1.
     """
-    plan = Plan(op, sizes, batch, provider, memory, iterations)
+    plan = Plan(op, sizes, batch, provider, memory, iterations, window)
     report = run(plan, peer)
     emit(report, json_file, rows_table(report))
     if not all(row.verified for row in report.rows):
@@ -228,11 +240,13 @@ def measure_size(side: Side, plan: Plan, size: int) -> Row:
         side.buffer[:] = 0
     else:
         fill(side.buffer, _WRITE_SEED + size)  # what an earlier size wrote must not pass for it
-    times, last = timed(begin, plan.iterations_for)
+    times, elapsed, last = timed(begin, plan.iterations_for, plan.window)
     low, high = min(ends), max(ends) + size
-    label = Label(last.provider or "", plan.op, plan.memory, size, plan.batch, last.path or "")
+    label = Label(last.provider or "", plan.op, plan.memory, size, plan.batch, last.path or "",
+                  plan.window)  # fmt: skip
     right = arrived(side, plan, low, high, _WRITE_SEED + size)
-    return summarise(label, times, verified=right, limit_bytes=plan.working_set(size))
+    limit = plan.working_set(size)
+    return summarise(label, times, elapsed, verified=right, limit_bytes=limit)
 
 
 def submitter(side: Side, plan: Plan, size: int) -> Callable[[], Transfer]:
@@ -248,9 +262,10 @@ def submitter(side: Side, plan: Plan, size: int) -> Callable[[], Transfer]:
 
 
 def timed(
-    begin: Callable[[], Transfer], iterations: Callable[[float], int]
-) -> tuple[list[int], Transfer]:
-    """Nanoseconds of each submit to the end of its wait, after a warm-up; and the last transfer.
+    begin: Callable[[], Transfer], iterations: Callable[[float], int], window: int = 1
+) -> tuple[list[int], int, Transfer]:
+    """Each submission's nanoseconds from submit to the end of its wait, after a warm-up; those from
+    the first submit to the last end; and the last transfer.
 
     `iterations` is told how many seconds the last submission of the warm-up took.
     """
@@ -258,21 +273,33 @@ def timed(
         begin().wait()
     clock = time.perf_counter_ns
     start = clock()
-    transfer = begin().wait()
+    begin().wait()
     count = iterations((clock() - start) / 1e9)
-    times: list[int] = []
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for _ in range(count):
-            start = clock()
-            transfer = begin()
-            transfer.wait()
-            times.append(clock() - start)
+        start = clock()
+        times, last = _each(begin, count, window)
+        return times, clock() - start, last
     finally:
         if collecting:
             gc.enable()
-    return times, transfer
+
+
+def _each(begin: Callable[[], Transfer], count: int, window: int) -> tuple[list[int], Transfer]:
+    """Submits `count` times and waits for the oldest when `window` are under way."""
+    clock = time.perf_counter_ns
+    under_way = deque([(clock(), begin())])
+    last = under_way[0][1]
+    times: list[int] = []
+    for begun in range(1, count + 1):
+        while len(under_way) == window or (under_way and begun == count):
+            start, last = under_way.popleft()
+            last.wait()
+            times.append(clock() - start)
+        if begun < count:
+            under_way.append((clock(), begin()))
+    return times, last
 
 
 def arrived(side: Side, plan: Plan, low: int, high: int, seed: int) -> bool:

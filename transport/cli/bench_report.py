@@ -32,13 +32,15 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One size. A submission has `batch` messages of `bytes` bytes; times are per submission."""
+    """One size. A submission has `batch` messages of `bytes` bytes; times are per submission, and
+    `window` submissions were under way at once."""
 
     provider: str
     op: str
     memory: str
     bytes: int
     batch: int
+    window: int
     iterations: int
     gb_per_s_avg: float
     gb_per_s_peak: float
@@ -66,6 +68,7 @@ class Label:
     bytes: int
     batch: int
     path: str = ""
+    window: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +105,28 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 
 def summarise(
-    label: Label, times_ns: Sequence[int], *, verified: bool, limit_bytes: int = 0
+    label: Label,
+    times_ns: Sequence[int],
+    elapsed_ns: int = 0,
+    *,
+    verified: bool,
+    limit_bytes: int = 0,
 ) -> Row:
-    """Turns the times of submissions, each submit to wait, into a row."""
+    """Turns the times of submissions, each submit to wait, into a row. `elapsed_ns` is that of all
+    together, where several were under way at once."""
     moved = label.bytes * label.batch
-    total = sum(times_ns)
+    total = elapsed_ns or sum(times_ns)
+    average = moved * len(times_ns) / total  # bytes per ns are GB per s
     return Row(
         provider=label.provider,
         op=label.op,
         memory=label.memory,
         bytes=label.bytes,
         batch=label.batch,
+        window=label.window,
         iterations=len(times_ns),
-        gb_per_s_avg=moved * len(times_ns) / total,  # bytes per ns are GB per s
-        gb_per_s_peak=moved / min(times_ns),
+        gb_per_s_avg=average,
+        gb_per_s_peak=moved / min(times_ns) if label.window == 1 else average,
         messages_per_s=label.batch * len(times_ns) / total * 1e9,
         p50_us=percentile(times_ns, 0.5) / 1e3,
         p99_us=percentile(times_ns, 0.99) / 1e3,
@@ -126,8 +137,8 @@ def summarise(
 
 
 _COLUMNS = (
-    " #bytes", "#batch", "#iterations", "peak[GB/s]", "average[GB/s]", "rate[msg/s]", "p50[us]",
-    "p99[us]", "of limit", "provider", "path", "op", "memory", "data",
+    " #bytes", "#batch", "#window", "#iterations", "peak[GB/s]", "average[GB/s]", "rate[msg/s]",
+    "p50[us]", "p99[us]", "of limit", "provider", "path", "op", "memory", "data",
 )  # fmt: skip
 
 
@@ -141,6 +152,7 @@ def _cells(report: Report, row: Row) -> list[str]:
     return [
         str(row.bytes),
         str(row.batch),
+        str(row.window),
         str(row.iterations),
         f"{row.gb_per_s_peak:.3f}",
         f"{row.gb_per_s_avg:.3f}",

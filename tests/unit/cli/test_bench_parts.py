@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transport.cli.bench_p2p import Plan, places
+from transport.cli.bench_p2p import Plan, places, timed
 from transport.cli.bench_side import is_pattern, pattern, pick_address
 from transport.cli.demo import Model, Skip, make_row, table
 from transport.errors import InvalidUse
@@ -98,3 +98,25 @@ def test_one_wrong_digest_in_any_pull_shows():
     text = table(MODEL, [row], [Skip("verbs", "verbs: no device", "buy one")])
     assert "DIFFERENT" in text
     assert text.splitlines()[-1] == "verbs: no device; buy one"
+
+
+class UnderWay:
+    """What a submission returns, as far as timing needs it."""
+
+    now = most = 0
+
+    def __init__(self):
+        UnderWay.now += 1
+        UnderWay.most = max(UnderWay.most, UnderWay.now)
+
+    def wait(self):
+        UnderWay.now -= 1
+
+
+@pytest.mark.parametrize(("count", "window"), [(1, 1), (7, 1), (7, 3), (7, 7), (7, 50)])
+def test_as_many_submissions_are_under_way_as_the_window_says(count, window):
+    UnderWay.now = UnderWay.most = 0
+    times, elapsed, last = timed(UnderWay, lambda seconds: count, window)
+    assert (len(times), UnderWay.now, UnderWay.most) == (count, 0, min(count, window))
+    assert isinstance(last, UnderWay)
+    assert elapsed >= max(times)

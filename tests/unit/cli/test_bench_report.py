@@ -17,8 +17,8 @@ from transport.cli.bench_report import (
 from transport.cli.options import emit, rounded
 
 ROW_KEYS = [
-    "provider", "op", "memory", "bytes", "batch", "iterations", "gb_per_s_avg", "gb_per_s_peak",
-    "messages_per_s", "p50_us", "p99_us", "verified",
+    "provider", "op", "memory", "bytes", "batch", "window", "iterations", "gb_per_s_avg",
+    "gb_per_s_peak", "messages_per_s", "p50_us", "p99_us", "verified",
 ]  # fmt: skip
 
 LIMITS = (
@@ -44,6 +44,15 @@ def test_a_row_counts_all_messages_of_a_submission():
     assert row.gb_per_s_peak == pytest.approx(4096 * 2 / 1000)
     assert row.messages_per_s == pytest.approx(2 * 4 / 8000e-9)
     assert (row.p50_us, row.p99_us) == (2.0, pytest.approx(2.97))
+
+
+def test_rates_of_overlapping_submissions_are_over_the_time_of_all():
+    label = Label("verbs", "write", "pool", 1000, 4, "rc", 8)
+    row = summarise(label, [500, 900, 1000, 600], 1200, verified=True)
+    assert row.window == 8
+    assert row.gb_per_s_avg == row.gb_per_s_peak == pytest.approx(1000 * 4 * 4 / 1200)
+    assert row.messages_per_s == pytest.approx(4 * 4 / 1200e-9)
+    assert row.p50_us == pytest.approx(0.75)
 
 
 def test_the_json_has_the_promised_shape():
@@ -77,7 +86,7 @@ def test_percentiles_lie_between_ranks():
 def test_tables_are_plain_columns():
     lines = rows_table(make_report()).splitlines()
     assert len(lines) == 2
-    assert lines[0].split()[:3] == ["#bytes", "#batch", "#iterations"]
+    assert lines[0].split()[:3] == ["#bytes", "#batch", "#window"]
     assert lines[1].split()[-5:] == ["shm", "mapped", "read", "pool", "verified"]
     assert len(limits_table(make_report()).splitlines()) == 1 + 4
 
