@@ -11,7 +11,6 @@ struct tn_verbs_port {
     uint32_t port;
     uint32_t state;
     uint32_t link_layer;
-    uint32_t is_iwarp;
     uint32_t vendor, part;
     uint32_t lid;
     uint32_t gids;
@@ -20,6 +19,12 @@ struct tn_verbs_port {
     uint32_t active_width, active_speed;
     uint32_t max_send_depth, max_completions, max_queue_pairs, max_regions;
     uint32_t max_reads_out, max_reads_in;
+    uint32_t max_sges, max_read_sges;
+    uint32_t atomics;
+    uint32_t on_demand;
+    uint32_t on_demand_ops;
+    uint32_t pkeys;
+    char unusable[64];
 };
 
 int tn_verbs_probe(const char *library, char *text, size_t capacity);
@@ -28,6 +33,11 @@ int tn_verbs_ports(const char *library, struct tn_verbs_port *ports, uint32_t ca
 
 int tn_verbs_gids(const char *library, const char *device, uint32_t port, uint8_t *gids,
                   uint32_t capacity);
+
+int tn_verbs_pkeys(const char *library, const char *device, uint32_t port, uint16_t *pkeys,
+                   uint32_t capacity);
+int tn_verbs_context_check(const char *library, uintptr_t address, int cmd_fd, char *name,
+                           size_t capacity);
 
 int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs **out);
 
@@ -39,6 +49,7 @@ enum tn_verbs_relaxed {
 
 struct tn_verbs_rail_options {
     char device[64];
+    void *context;
     uint64_t piece_bytes;
     uint64_t window_bytes;
     uint32_t port;

@@ -30,11 +30,20 @@ union ibv_gid {
     } global;
 };
 
-enum ibv_node_type { IBV_NODE_UNKNOWN = -1, IBV_NODE_CA = 1, IBV_NODE_RNIC = 4 };
+enum ibv_node_type {
+    IBV_NODE_UNKNOWN = -1,
+    IBV_NODE_CA = 1,
+    IBV_NODE_RNIC = 4,
+    IBV_NODE_USNIC = 5,
+    IBV_NODE_UNSPECIFIED = 7
+};
 enum ibv_transport_type {
     IBV_TRANSPORT_UNKNOWN = -1,
     IBV_TRANSPORT_IB = 0,
-    IBV_TRANSPORT_IWARP = 1
+    IBV_TRANSPORT_IWARP = 1,
+    IBV_TRANSPORT_USNIC = 2,
+    IBV_TRANSPORT_USNIC_UDP = 3,
+    IBV_TRANSPORT_UNSPECIFIED = 4
 };
 enum ibv_fork_status { IBV_FORK_DISABLED = 0, IBV_FORK_ENABLED = 1, IBV_FORK_UNNEEDED = 2 };
 enum ibv_atomic_cap { IBV_ATOMIC_NONE = 0, IBV_ATOMIC_HCA = 1, IBV_ATOMIC_GLOB = 2 };
@@ -107,6 +116,29 @@ struct ibv_device_attr {
     uint16_t max_pkeys;
     uint8_t local_ca_ack_delay;
     uint8_t phys_port_cnt;
+};
+
+enum ibv_odp_general_caps { IBV_ODP_SUPPORT = 1 << 0, IBV_ODP_SUPPORT_IMPLICIT = 1 << 1 };
+enum ibv_odp_transport_cap_bits {
+    IBV_ODP_SUPPORT_WRITE = 1 << 2,
+    IBV_ODP_SUPPORT_READ = 1 << 3,
+    IBV_ODP_SUPPORT_ATOMIC = 1 << 4,
+};
+
+struct ibv_odp_caps {
+    uint64_t general_caps;
+    struct {
+        uint32_t rc_odp_caps;
+        uint32_t uc_odp_caps;
+        uint32_t ud_odp_caps;
+    } per_transport_caps;
+};
+
+/* The library is told how much of it there is room for, and fills no more. */
+struct ibv_device_attr_ex {
+    struct ibv_device_attr orig_attr;
+    uint32_t comp_mask;
+    struct ibv_odp_caps odp_caps;
 };
 
 struct ibv_port_attr {
@@ -405,6 +437,17 @@ struct ibv_context {
     int num_comp_vectors;
     pthread_mutex_t mutex;
     void *abi_compat;
+};
+
+/* What an extended context (its abi_compat is all ones) is preceded by. It grows at its front, so
+ * that only the distance from the context is fixed, and `sz` says how much there is. */
+struct verbs_context {
+    int (*query_device_ex)(struct ibv_context *context, const void *input,
+                           struct ibv_device_attr_ex *attr, size_t attr_size);
+    void *between[10];
+    uint64_t placeholder;
+    size_t sz;
+    struct ibv_context context;
 };
 
 enum ibv_event_type {

@@ -17,6 +17,8 @@
       (struct ibv_context *context, uint8_t port, struct ibv_port_attr *attr)) \
     X(required, int, query_gid, \
       (struct ibv_context *context, uint8_t port, int index, union ibv_gid *gid)) \
+    X(optional, int, query_pkey, \
+      (struct ibv_context *context, uint8_t port, int index, uint16_t *pkey)) \
     X(required, struct ibv_pd *, alloc_pd, (struct ibv_context *context)) \
     X(required, int, dealloc_pd, (struct ibv_pd *pd)) \
     X(required, struct ibv_mr *, reg_mr, \

@@ -357,7 +357,6 @@ struct tn_verbs_port {
     uint32_t port;       /* counts from 1 */
     uint32_t state;      /* enum ibv_port_state; 4 is active */
     uint32_t link_layer; /* 1 InfiniBand, 2 Ethernet (RoCE) */
-    uint32_t is_iwarp;
     uint32_t vendor, part;
     uint32_t lid;
     uint32_t gids;                       /* length of the GID table */
@@ -367,6 +366,12 @@ struct tn_verbs_port {
     uint32_t max_send_depth, max_completions, max_queue_pairs, max_regions;
     uint32_t max_reads_out,
         max_reads_in; /* RDMA reads in flight per queue pair that it starts, that it serves */
+    uint32_t max_sges, max_read_sges;
+    uint32_t atomics;             /* enum ibv_atomic_cap; 0: none */
+    uint32_t on_demand;           /* enum ibv_odp_general_caps; 0: no on-demand paging, or untold */
+    uint32_t on_demand_ops;       /* enum ibv_odp_transport_cap_bits of reliable connections */
+    uint32_t pkeys;               /* length of the P_Key table */
+    char unusable[TN_VERBS_NAME]; /* "", or why no reliable connection can be made over it */
 };
 
 /* 0 if there is a device; TN_UNAVAILABLE if not. `text` says which or why in either case. */
@@ -378,6 +383,16 @@ int tn_verbs_ports(const char *library, struct tn_verbs_port *ports, uint32_t ca
 int tn_verbs_gids(const char *library, const char *device, uint32_t port, uint8_t *gids,
                   uint32_t capacity);
 
+/* The same of its P_Key table, in host byte order; 0 is an unused entry. */
+int tn_verbs_pkeys(const char *library, const char *device, uint32_t port, uint16_t *pkeys,
+                   uint32_t capacity);
+/* Whether the struct ibv_context at `address`, which somebody else opened, can be used by us: its
+ * memory can be read, and its device is one of this very copy of libibverbs. `name` gets the
+ * device's. `cmd_fd` is what the owner says of it, or negative. TN_INVALID with the reason if not;
+ * nothing at a wrong address is touched. */
+int tn_verbs_context_check(const char *library, uintptr_t address, int cmd_fd, char *name,
+                           size_t capacity);
+
 int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs **out);
 
 /* Whether PCIe may reorder the NIC's writes: where it can, never, or no rail without. */
@@ -385,6 +400,8 @@ enum tn_verbs_relaxed { TN_VERBS_RELAXED_AUTO, TN_VERBS_RELAXED_OFF, TN_VERBS_RE
 
 struct tn_verbs_rail_options {
     char device[TN_VERBS_NAME];
+    void *context;         /* struct ibv_context of the device that somebody else opened and keeps
+                              open until the engine is closed; NULL: the rail opens its own */
     uint64_t piece_bytes;  /* a work request moves at most this much (and the device's limit) */
     uint64_t window_bytes; /* posted and not completed, per connection; at least one piece */
     uint32_t port;

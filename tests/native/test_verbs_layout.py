@@ -28,7 +28,7 @@ _PADDING = {
 }
 # Newer than some systems' headers; beyond what the exported ibv_query_port fills.
 _GROWN = {("ibv_port_attr", "active_speed_ex")}
-_GROWN_STRUCTS = {"ibv_port_attr"}
+_GROWN_STRUCTS = {"ibv_port_attr", "ibv_device_attr_ex"}
 
 _STRUCT = re.compile(r"^(struct|union) (ibv_\w+) \{\n(.*?)^\};", re.MULTILINE | re.DOTALL)
 _NESTED = re.compile(r"\{[^{}]*\}")
@@ -58,6 +58,10 @@ def _table(source: str) -> list[str]:
             lines.append(f"offsetof({kind} {name}, {field})")
             lines.append(f"sizeof((({kind} {name} *)0)->{field})")
     lines += ["offsetof(struct ibv_send_wr, wr.rdma.rkey)", "offsetof(struct ibv_send_wr, wr)"]
+    context = "offsetof(struct verbs_context, context)"
+    lines += [
+        f"{context} - offsetof(struct verbs_context, {name})" for name in ("query_device_ex", "sz")
+    ]
     lines += list(dict.fromkeys(_CONSTANT.findall(source)))
     return lines
 

@@ -82,13 +82,14 @@ class Core:
         secret: Source,
         providers: Iterable[str],
         settings: Settings,
+        verbs_context: Any = None,
     ) -> None:
         self.settings = settings
         self.name = name
         self.incarnation = os.urandom(16)
         self.gate = Gate("engine")
         self.unused: dict[str, str] = {}  # providers that are not used, and why
-        found = _find_providers(providers, settings, self.unused)
+        found = _find_providers(providers, settings, self.unused, verbs_context)
         self.paths = Paths({provider.name: provider.identifier for provider in found})
         self.native = _open_native(self.incarnation, settings, self.paths)
         self.dropped: deque[tuple[list[Flight], list[Any]]] = deque()  # by finalizers
@@ -323,12 +324,17 @@ class Core:
 
 
 def _find_providers(
-    names: Iterable[str], settings: Settings, unused: dict[str, str]
+    names: Iterable[str], settings: Settings, unused: dict[str, str], verbs_context: Any = None
 ) -> list[Provider]:
     """The usable ones, in order. A name that is unknown is the caller's mistake."""
     found: list[Provider] = []
+    names = tuple(names)
+    if verbs_context is not None and "verbs" not in names:
+        raise InvalidUse('verbs_context= is of no use without the provider "verbs"')
     for name in names:
-        provider = registry.find(name)
+        provider: Any = registry.find(name)
+        if name == "verbs" and verbs_context is not None:
+            provider = provider.adopting(verbs_context, settings)
         viability = provider.probe(settings)
         if viability.usable:
             found.append(provider)

@@ -41,7 +41,10 @@ class Engine(Handle):
     `listen` says where peers find it: by default only on this host and by this user; "HOST:PORT"
     adds TCP, "unix:PATH" a socket file. `secret` is the job's shared secret (text, bytes or a
     Path); False is none. `providers` are the ways to move bytes, most wanted first: "tcp" or
-    ["verbs", "tcp"]. What is not given comes from the settings (TRANSPORT_*).
+    ["verbs", "tcp"]. `verbs_context` are RDMA devices that are open already (pyverbs Contexts, or
+    addresses of struct ibv_context): verbs then uses these and no others, keeps them alive, and
+    leaves closing them to their owner, after the engine. What is not given comes from the settings
+    (TRANSPORT_*).
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Engine(Handle):
         secret: Source = None,
         providers: str | Iterable[str] | None = None,
         settings: Settings | None = None,
+        verbs_context: Any = None,
     ) -> None:
         settings = settings or Settings.from_env()
         if isinstance(providers, str):
@@ -66,6 +70,7 @@ class Engine(Handle):
             secret=secret,
             providers=settings.providers if providers is None else tuple(providers),
             settings=settings,
+            verbs_context=verbs_context,
         )
         self._open()
         _living.add(self._core)

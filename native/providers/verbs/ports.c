@@ -32,6 +32,38 @@ static void copy_name(char out[TN_VERBS_NAME], const char *name)
     snprintf(out, TN_VERBS_NAME, "%s", name ? name : "");
 }
 
+/* ibv_query_device_ex is inline in rdma-core's header: it goes through the extended context. */
+static void on_demand_facts(struct ibv_context *context, struct tn_verbs_port *out)
+{
+    if (context->abi_compat != (void *)UINTPTR_MAX)
+        return;
+    const struct verbs_context *extended =
+        (const void *)((const char *)context - offsetof(struct verbs_context, context));
+    struct ibv_device_attr_ex attr;
+    memset(&attr, 0, sizeof(attr));
+    /* The library's structure ends with a context, and `sz` counts both. */
+    if (extended->sz < sizeof(*extended) || !extended->query_device_ex ||
+        extended->query_device_ex(context, NULL, &attr, sizeof(attr)))
+        return;
+    out->on_demand = (uint32_t)attr.odp_caps.general_caps;
+    out->on_demand_ops = attr.odp_caps.per_transport_caps.rc_odp_caps;
+}
+
+#define VENDOR_AMAZON 0x1d0f
+
+/* Told apart by what the device says of itself: asking it for a queue pair that it cannot have
+ * fails with an errno that explains nothing. */
+static const char *why_unusable(const struct ibv_device *device, uint32_t vendor)
+{
+    if (device->transport_type == IBV_TRANSPORT_IWARP || device->node_type == IBV_NODE_RNIC)
+        return "iWARP: its queue pairs need the RDMA connection manager";
+    if (vendor == VENDOR_AMAZON)
+        return "EFA: it has no reliable connections (RC)";
+    if (device->transport_type != IBV_TRANSPORT_IB)
+        return "it has no reliable connections (RC)";
+    return "";
+}
+
 static void device_facts(const struct ibv_device_attr *attr, struct tn_verbs_port *out)
 {
     copy_name(out->firmware, attr->fw_ver);
@@ -45,6 +77,9 @@ static void device_facts(const struct ibv_device_attr *attr, struct tn_verbs_por
     out->max_regions = (uint32_t)attr->max_mr;
     out->max_reads_out = (uint32_t)attr->max_qp_init_rd_atom;
     out->max_reads_in = (uint32_t)attr->max_qp_rd_atom;
+    out->max_sges = (uint32_t)attr->max_sge;
+    out->max_read_sges = (uint32_t)attr->max_sge_rd;
+    out->atomics = attr->atomic_cap;
 }
 
 static void port_facts(const struct ibv_port_attr *attr, struct tn_verbs_port *out)
@@ -54,6 +89,7 @@ static void port_facts(const struct ibv_port_attr *attr, struct tn_verbs_port *o
     out->link_layer = attr->link_layer ? attr->link_layer : IBV_LINK_LAYER_INFINIBAND;
     out->lid = attr->lid;
     out->gids = attr->gid_tbl_len > 0 ? (uint32_t)attr->gid_tbl_len : 0;
+    out->pkeys = attr->pkey_tbl_len;
     out->max_message = attr->max_msg_sz;
     out->max_mtu = tn_verbs_mtu_bytes(attr->max_mtu);
     out->active_mtu = tn_verbs_mtu_bytes(attr->active_mtu);
@@ -84,9 +120,10 @@ int tn_verbs_port_facts(const struct tn_verbs_lib *lib, struct ibv_context *cont
     memset(out, 0, sizeof(*out));
     copy_name(out->device, device);
     out->port = port;
-    out->is_iwarp = context->device->transport_type == IBV_TRANSPORT_IWARP;
+    copy_name(out->unusable, why_unusable(context->device, attr.vendor_id));
     device_facts(&attr, out);
     port_facts(&port_attr, out);
+    on_demand_facts(context, out);
     return TN_OK;
 }
 
@@ -172,19 +209,32 @@ int tn_verbs_ports(const char *library, struct tn_verbs_port *ports, uint32_t ca
     return (int)found;
 }
 
+/* For the tables of a port. `out` is to be closed if and only if this succeeds. */
+static int open_port(const char *library, const char *device, uint32_t port,
+                     const struct tn_verbs_lib **lib, struct ibv_context **out,
+                     struct tn_verbs_port *facts)
+{
+    int status = tn_verbs_lib_open(library, lib);
+    if (status == TN_OK)
+        status = tn_verbs_device_open(*lib, device, out);
+    if (status != TN_OK)
+        return status;
+    status = tn_verbs_port_facts(*lib, *out, device, port, facts);
+    if (status != TN_OK)
+        (*lib)->close_device(*out);
+    return status;
+}
+
 int tn_verbs_gids(const char *library, const char *device, uint32_t port, uint8_t *gids,
                   uint32_t capacity)
 {
     const struct tn_verbs_lib *lib;
     struct ibv_context *context;
     struct tn_verbs_port facts;
-    int status = tn_verbs_lib_open(library, &lib);
-    if (status == TN_OK)
-        status = tn_verbs_device_open(lib, device, &context);
+    int status = open_port(library, device, port, &lib, &context, &facts);
     if (status != TN_OK)
         return status;
-    status = tn_verbs_port_facts(lib, context, device, port, &facts);
-    uint32_t count = status != TN_OK ? 0 : facts.gids < capacity ? facts.gids : capacity;
+    uint32_t count = facts.gids < capacity ? facts.gids : capacity;
     for (uint32_t i = 0; i < count; i++) {
         union ibv_gid gid;
         /* Empty rows are an error with some drivers and zero with others. */
@@ -193,7 +243,25 @@ int tn_verbs_gids(const char *library, const char *device, uint32_t port, uint8_
         memcpy(gids + (size_t)i * TN_VERBS_GID, &gid, TN_VERBS_GID);
     }
     lib->close_device(context);
-    return status == TN_OK ? (int)count : status;
+    return (int)count;
+}
+
+int tn_verbs_pkeys(const char *library, const char *device, uint32_t port, uint16_t *pkeys,
+                   uint32_t capacity)
+{
+    const struct tn_verbs_lib *lib;
+    struct ibv_context *context;
+    struct tn_verbs_port facts;
+    int status = open_port(library, device, port, &lib, &context, &facts);
+    if (status != TN_OK)
+        return status;
+    uint32_t count = !lib->query_pkey ? 0 : facts.pkeys < capacity ? facts.pkeys : capacity;
+    for (uint32_t i = 0; i < count; i++) {
+        uint16_t key;
+        pkeys[i] = lib->query_pkey(context, (uint8_t)port, (int)i, &key) ? 0 : be16toh(key);
+    }
+    lib->close_device(context);
+    return (int)count;
 }
 
 int tn_verbs_probe(const char *library, char *text, size_t capacity)

@@ -28,7 +28,7 @@ void tn_verbs_rail_unreference(struct tn_verbs_rail *rail)
         lib->destroy_comp_channel(rail->channel);
     if (rail->pd)
         lib->dealloc_pd(rail->pd);
-    if (rail->context)
+    if (rail->context && !rail->options.context)
         lib->close_device(rail->context);
     pthread_mutex_destroy(&rail->poll_lock);
     unreference_verbs(rail->verbs);
@@ -86,11 +86,8 @@ static int check_port(struct tn_verbs_rail *rail)
 {
     const char *device = rail->facts.device;
     uint32_t port = rail->facts.port, index = rail->options.gid_index;
-    if (rail->facts.is_iwarp)
-        return tn_fail(TN_UNAVAILABLE,
-                       "%s is iWARP, whose queue pairs need the RDMA connection "
-                       "manager: not supported",
-                       device);
+    if (rail->facts.unusable[0])
+        return tn_fail(TN_UNAVAILABLE, "%s cannot be used: %s", device, rail->facts.unusable);
     if (rail->facts.state != IBV_PORT_ACTIVE)
         return tn_fail(TN_UNAVAILABLE, "%s port %u is not active (state %u): is the link up?",
                        device, port, rail->facts.state);
@@ -134,7 +131,8 @@ static int open_rail(struct tn_verbs_rail *rail)
 {
     const char *device = rail->options.device;
     (void)tn_verbs_lib_protect_fork(rail->lib); /* without it RDMA works; fork() is what does not */
-    int status = tn_verbs_device_open(rail->lib, device, &rail->context);
+    rail->context = rail->options.context;      /* somebody else's: it stays open */
+    int status = rail->context ? TN_OK : tn_verbs_device_open(rail->lib, device, &rail->context);
     if (status == TN_OK)
         status =
             tn_verbs_port_facts(rail->lib, rail->context, device, rail->options.port, &rail->facts);

@@ -1,147 +1,196 @@
-"""Rails: the RDMA ports of this host, from libibverbs, with what only sysfs tells about their GIDs.
+"""Rails: the ports of this host that an engine can use, why the others cannot, and their order.
 
-May import ffi, errors, gid. Every sysfs file may be missing or unreadable (containers).
+May import errors, gid, network, ports, rails.
 """
 
 from __future__ import annotations
 
-import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from transport.errors import Unavailable
-from transport.ffi import check, ffi, lib, text
 from transport.providers.verbs import gid as gids
+from transport.providers.verbs import network, ports
+from transport.providers.verbs.rails import RailFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
-SYSFS = Path("/sys/class/infiniband")
+    from transport.config import Settings
+    from transport.providers.verbs.ports import Port
 
-_ACTIVE = 4
-_ETHERNET = 2
-_MAX_PORTS = 256
-_MAX_GIDS = 256  # an address vector names no higher index
-_LANES = {1: 1, 2: 4, 4: 8, 8: 12, 16: 2}
-# Gbit/s per lane by the code of the InfiniBand specification.
-_LANE_RATE = {1: 2.5, 2: 5, 4: 10, 8: 10, 16: 14, 32: 25, 64: 50, 128: 100}
+_FULL_MEMBER = 0x8000
+# A port slower than this part of the fastest would hold up what is spread over all of them.
+_SLOW = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Rail:
-    """One port that can be used, and the GID by which it is known. Sizes in bytes."""
+    """One port that can be used, the GID by which it is known, and its P_Key."""
 
-    device: str
-    port: int
-    ethernet: bool
-    mtu: int
-    max_message: int
-    max_region: int
-    rate: float  # GB/s, 1e9 bytes; 0 if unknown
+    facts: Port
     gid: gids.Gid
+    pkey_index: int = 0
+    pkey: int = 0xFFFF
+
+    @property
+    def name(self) -> str:
+        return self.facts.name
+
+    def offer(self, number: int) -> RailFacts:
+        """What a peer is told."""
+        facts = self.facts
+        return RailFacts(
+            number=number,
+            name=facts.name,
+            gid=self.gid.raw,
+            prefix=self.gid.prefix if facts.ethernet else 64,
+            lid=facts.lid,
+            ethernet=facts.ethernet,
+            version=self.gid.version if facts.ethernet else 0,
+            mtu=facts.active_mtu,
+            rate=facts.rate,
+            numa=facts.numa,
+        )
 
     def __str__(self) -> str:
-        kind = "RoCE" if self.ethernet else "InfiniBand"
-        return f"{self.device} port {self.port} ({kind}, MTU {self.mtu}, GID {self.gid})"
+        facts = self.facts
+        kind = "RoCE" if facts.ethernet else "InfiniBand"
+        return (
+            f"{facts.device} port {facts.number} ({kind}, MTU {facts.active_mtu}, GID {self.gid})"
+        )
 
 
-def discover(
-    library: str | None = None,
-    devices: Iterable[str] = (),
-    gid_index: int = -1,
-    sysfs: Path = SYSFS,
-) -> tuple[list[Rail], dict[str, str]]:
-    """The usable rails, best first, and why the other ports are not, by "device:port".
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the settings say about devices."""
 
-    `devices` restricts and orders them. Raises Unavailable where there is no libibverbs.
+    library: str | None = None
+    sysfs: Path = Path("/sys")
+    devices: tuple[str, ...] = ()
+    limit: int = 8
+    gid: gids.Wish = field(default_factory=gids.Wish)
+    pkey: int | None = None
+    only: frozenset[str] | None = None  # devices that were adopted
+
+    @classmethod
+    def of(cls, settings: Settings) -> Request:
+        wish = gids.Wish(settings.verbs_gid_index, settings.verbs_gid, settings.verbs_gid_subnet)
+        return cls(
+            settings.verbs_lib,
+            settings.verbs_sysfs,
+            settings.verbs_devices,
+            settings.verbs_rails,
+            wish,
+            settings.verbs_pkey,
+        )
+
+    @property
+    def wanted(self) -> list[str]:
+        return [name for name in self.devices if not name.startswith("^")]
+
+    def place(self, port: Port) -> int | None:
+        """Where among those asked for; None if it was not."""
+        if self.only is not None and port.device not in self.only:
+            return None
+        if {f"^{port.device}", f"^{port.name}"} & set(self.devices):
+            return None
+        wanted = self.wanted
+        found = [i for i, name in enumerate(wanted) if name in (port.device, port.name)]
+        if not wanted:
+            return 0
+        return found[0] if found else None
+
+
+def discover(request: Request) -> tuple[list[Rail], dict[str, str]]:
+    """The rails to use, best first, and why the other ports are not, by "device:port".
+
+    Raises Unavailable where there is no libibverbs.
     """
-    wanted = list(devices)
+    listed = ports.list_ports(request.library, request.sysfs)
+    here = network.here()
     rails: list[Rail] = []
     refused: dict[str, str] = {}
-    for facts in _ports(library):
-        device = text(facts.device)
-        if wanted and device not in wanted:
+    for port in listed:
+        if request.place(port) is None and port.number:
             continue
         try:
-            rails.append(_rail(library, facts, gid_index, sysfs))
+            rails.append(_rail(port, request, here))
         except Unavailable as error:
-            refused[f"{device}:{facts.port}"] = str(error)
-    refused |= {
-        name: "there is no such device" for name in wanted if not _seen(name, rails, refused)
-    }
-    rails.sort(key=lambda rail: _preference(rail, wanted))
-    return rails, refused
+            refused[port.name] = str(error)
+    absent = [name for name in request.wanted if not _names_one(name, listed)]
+    refused |= dict.fromkeys(absent, "there is no such device or port")
+    rails.sort(key=lambda rail: _preference(rail, request))
+    return _cut(rails, request, refused), refused
 
 
-def _seen(name: str, rails: list[Rail], refused: dict[str, str]) -> bool:
-    return any(rail.device == name for rail in rails) or any(
-        key.rpartition(":")[0] == name for key in refused
-    )
+def _names_one(name: str, listed: Sequence[Port]) -> bool:
+    return any(name in (port.device, port.name) for port in listed)
 
 
-def _preference(rail: Rail, wanted: list[str]) -> tuple[int, float, str, int]:
-    place = wanted.index(rail.device) if wanted else 0
-    return (place, -rail.rate, rail.device, rail.port)
+def _preference(rail: Rail, request: Request) -> tuple[int, float, str, int]:
+    place = request.place(rail.facts) or 0
+    return (place, -rail.facts.rate, rail.facts.device, rail.facts.number)
 
 
-def _ports(library: str | None) -> Any:
-    ports = ffi.new("struct tn_verbs_port[]", _MAX_PORTS)
-    count = check(lib.tn_verbs_ports(_path(library), ports, _MAX_PORTS))
-    return [ports[i] for i in range(min(count, _MAX_PORTS))]
+def _cut(rails: list[Rail], request: Request, refused: dict[str, str]) -> list[Rail]:
+    """Leaves out slow ports that nobody named, and what is beyond the limit."""
+    best = max((rail.facts.rate for rail in rails), default=0.0)
+    kept: list[Rail] = []
+    for rail in rails:
+        rate = rail.facts.rate
+        if not request.wanted and 0 < rate < best * _SLOW:
+            reason = f"at {rate:.3g} GB/s it is slower than half of the fastest ({best:.3g} GB/s)"
+            refused[rail.name] = f"{reason}: name it in TRANSPORT_VERBS_DEVICES to use it"
+        elif len(kept) == request.limit:
+            refused[rail.name] = f"TRANSPORT_VERBS_RAILS allows {request.limit}"
+        else:
+            kept.append(rail)
+    return kept
 
 
-def _path(library: str | None) -> Any:
-    return library.encode() if library else ffi.NULL
-
-
-def _rail(library: str | None, facts: Any, gid_index: int, sysfs: Path) -> Rail:
-    device, port = text(facts.device), facts.port
-    if not port:
+def check_port(port: Port) -> None:
+    """Raises Unavailable where no reliable connection can be made over it."""
+    if port.unusable:
+        raise Unavailable(port.unusable, "use another device, or tcp")
+    if not port.number:
         raise Unavailable(
             "the device cannot be opened",
             "is /dev/infiniband/uverbs* there, and readable for this user?",
         )
-    if facts.is_iwarp:
-        raise Unavailable("iWARP is not supported", "use a RoCE or InfiniBand device, or tcp")
-    if facts.state != _ACTIVE:
-        raise Unavailable("the port is not active", "is the cable plugged in and the link up?")
-    ethernet = facts.link_layer == _ETHERNET
-    rows = _gid_rows(library, device, port, sysfs)
-    return Rail(
-        device=device,
-        port=port,
-        ethernet=ethernet,
-        mtu=facts.active_mtu,
-        max_message=facts.max_message,
-        max_region=facts.max_region,
-        rate=_LANES.get(facts.active_width, 0) * _LANE_RATE.get(facts.active_speed, 0) / 8,
-        gid=gids.choose(rows, ethernet=ethernet, index=gid_index),
-    )
+    if not port.active:
+        raise Unavailable(
+            f"the port is not active ({port.state_name})",
+            "is the cable plugged in and the link up?",
+        )
 
 
-def _gid_rows(library: str | None, device: str, port: int, sysfs: Path) -> list[gids.Gid]:
-    raw = ffi.new("uint8_t[]", _MAX_GIDS * 16)
-    count = check(lib.tn_verbs_gids(_path(library), device.encode(), port, raw, _MAX_GIDS))
-    table = bytes(ffi.buffer(raw, count * 16))
-    attributes = sysfs / device / "ports" / str(port) / "gid_attrs"
-    interfaces = {name for _, name in socket.if_nameindex()}
-    return [
-        _row(index, table[index * 16 : index * 16 + 16], attributes, interfaces)
-        for index in range(count)
-        if any(table[index * 16 : index * 16 + 16])
-    ] or [gids.Gid(index, bytes(16)) for index in range(count)]
+def _rail(port: Port, request: Request, here: network.Network) -> Rail:
+    check_port(port)
+    rows = ports.gid_rows(request.library, port, request.sysfs, here)
+    index, key = _pkey(ports.pkeys(request.library, port, request.sysfs), request.pkey)
+    return Rail(port, choose_gid(port, rows, request.gid), index, key)
 
 
-def _row(index: int, raw: bytes, attributes: Path, interfaces: set[str]) -> gids.Gid:
-    kind = gids.Kind.parse(_read(attributes / "types" / str(index)))
-    interface = _read(attributes / "ndevs" / str(index))
-    return gids.Gid(index, raw, kind, interface, not interface or interface in interfaces)
-
-
-def _read(path: Path) -> str:
-    """The file's text, or "": missing in containers, EINVAL for rows without an interface."""
+def choose_gid(port: Port, rows: Sequence[gids.Gid], wish: gids.Wish) -> gids.Gid:
+    """As gid.choose. An InfiniBand port whose table is empty is still reached by its LID."""
     try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
+        return gids.choose(rows, ethernet=port.ethernet, wish=wish)
+    except Unavailable:
+        if port.ethernet or not port.lid or wish != gids.Wish() or any(not r.empty for r in rows):
+            raise
+        return gids.Gid(0, bytes(16))
+
+
+def _pkey(table: dict[int, int], wanted: int | None) -> tuple[int, int]:
+    """Index and key. Full members (bit 15) go before limited ones, which cannot talk together."""
+    if wanted is None:
+        return next(iter(table.items()), (0, 0xFFFF))
+    same = {i: key for i, key in table.items() if (key ^ wanted) & ~_FULL_MEMBER == 0}
+    found = [i for i, key in same.items() if key == wanted]
+    found += [i for i, key in same.items() if key != wanted and key & _FULL_MEMBER]
+    if not found:
+        held = ", ".join(f"{key:#06x}" for key in table.values()) or "none"
+        raise Unavailable(f"the port has no P_Key {wanted:#06x}", f"its keys: {held}")
+    return found[0], same[found[0]]

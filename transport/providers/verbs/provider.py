@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -9,20 +10,18 @@ import msgspec
 from transport.errors import PeerRefused, TransportError, Unavailable
 from transport.ffi import check, ffi, lib, text
 from transport.providers.verbs import devices
+from transport.providers.verbs.adopt import Context, adopt
+from transport.providers.verbs.options import rail_options
 from transport.types import LinkFacts, Offer, Viability
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from transport.config import Settings
     from transport.ffi import NativeEngine, NativePeer
 
 _GID_BYTES = 16
 _REASON_BYTES = 512
-
-_RELAXED = {
-    "auto": lib.TN_VERBS_RELAXED_AUTO,
-    "off": lib.TN_VERBS_RELAXED_OFF,
-    "on": lib.TN_VERBS_RELAXED_ON,
-}
 
 
 class _Facts(msgspec.Struct, frozen=True, array_like=True):
@@ -95,8 +94,9 @@ class VerbsConnection:
 class VerbsEndpoint:
     """One engine's rail."""
 
-    def __init__(self, rail: devices.Rail, native_rail: Any) -> None:
+    def __init__(self, rail: devices.Rail, native_rail: Any, owners: Any = None) -> None:
         self.rail = rail
+        self._owners = owners  # of adopted contexts: they must not go before the rail
         self._native_rail = native_rail
 
     def connection(self, facts: LinkFacts) -> VerbsConnection | None:
@@ -110,11 +110,6 @@ class VerbsEndpoint:
         pass  # the rail closes with the native engine
 
 
-def _discover(settings: Settings) -> tuple[list[devices.Rail], dict[str, str]]:
-    wanted = settings.verbs_devices
-    return devices.discover(settings.verbs_lib, wanted, settings.verbs_gid_index)
-
-
 def _reasons(refused: dict[str, str]) -> str:
     return "; ".join(f"{port}: {reason}" for port, reason in refused.items()) or "there is none"
 
@@ -125,13 +120,33 @@ class VerbsProvider:
     name = "verbs"
     identifier = 1
 
+    def __init__(self) -> None:
+        self._contexts: dict[str, int] = {}  # addresses by device
+        self._owners: Any = None
+
+    def adopting(self, contexts: Context | Iterable[Context], settings: Settings) -> VerbsProvider:
+        """This provider on devices that are open already, and on no others.
+
+        Raises InvalidUse for what is no open context.
+        """
+        made = VerbsProvider()
+        made._contexts = adopt(contexts, settings.verbs_lib)
+        made._owners = contexts
+        return made
+
+    def _discover(self, settings: Settings) -> tuple[list[devices.Rail], dict[str, str]]:
+        request = devices.Request.of(settings)
+        if self._contexts:
+            request = dataclasses.replace(request, only=frozenset(self._contexts))
+        return devices.discover(request)
+
     def probe(self, settings: Settings) -> Viability:
         reason = ffi.new("char[]", _REASON_BYTES)
         library = settings.verbs_lib.encode() if settings.verbs_lib else ffi.NULL
         if lib.tn_verbs_probe(library, reason, _REASON_BYTES) < 0:
             return Viability(False, text(reason), "`transport doctor` tells what this host has")
         try:
-            rails, refused = _discover(settings)
+            rails, refused = self._discover(settings)
         except TransportError as error:
             return Viability(False, str(error))
         if not rails:
@@ -139,7 +154,7 @@ class VerbsProvider:
         return Viability(True, f"{text(reason)}; the best port is {rails[0]}")
 
     def open(self, engine: NativeEngine, settings: Settings) -> VerbsEndpoint:
-        rails, refused = _discover(settings)
+        rails, refused = self._discover(settings)
         if not rails:
             raise Unavailable(f"no RDMA port can be used: {_reasons(refused)}")
         out = ffi.new("struct tn_verbs **")
@@ -147,33 +162,17 @@ class VerbsProvider:
         check(lib.tn_verbs_open(engine.pointer, library, out))
         for rail in rails:
             try:
-                return VerbsEndpoint(rail, _open_rail(out[0], rail, settings))
+                context = self._contexts.get(rail.facts.device, 0)
+                opened = _open_rail(out[0], rail, settings, context)
+                return VerbsEndpoint(rail, opened, self._owners)
             except TransportError as error:
-                refused[f"{rail.device}:{rail.port}"] = str(error)
+                refused[rail.name] = str(error)
         raise Unavailable(f"no RDMA port can be opened: {_reasons(refused)}")
 
 
-def _open_rail(verbs: Any, rail: devices.Rail, settings: Settings) -> Any:
-    options = ffi.new("struct tn_verbs_rail_options *")
-    options.device = rail.device.encode()
-    options.port = rail.port
-    options.gid_index = rail.gid.index
-    options.notify_slots = settings.notify_depth
-    options.piece_bytes = settings.verbs_piece_bytes
-    options.window_bytes = settings.verbs_window_bytes
-    options.send_depth = settings.verbs_depth
-    options.inline_bytes = settings.verbs_inline_bytes
-    options.mtu = settings.verbs_mtu
-    options.timeout = settings.verbs_timeout
-    options.retry_count = settings.verbs_retry_count
-    options.rnr_retry = settings.verbs_rnr_retry
-    options.min_rnr_timer = settings.verbs_rnr_timer
-    options.service_level = settings.verbs_service_level
-    options.traffic_class = settings.verbs_traffic_class
-    options.hop_limit = settings.verbs_hop_limit
-    options.relaxed_ordering = _RELAXED[settings.verbs_relaxed_ordering]
+def _open_rail(verbs: Any, rail: devices.Rail, settings: Settings, context: int) -> Any:
     out = ffi.new("struct tn_verbs_rail **")
-    check(lib.tn_verbs_rail_open(verbs, options, out))
+    check(lib.tn_verbs_rail_open(verbs, rail_options(rail, settings, context), out))
     return out[0]
 
 
