@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from transport.engine.notifications import Notification as Notification
     from transport.engine.notifications import Notifications as Notifications
     from transport.engine.peer import Peer as Peer
+    from transport.engine.prepared import Prepared as Prepared
     from transport.engine.transfer import Transfer as Transfer
     from transport.errors import ActorCrashed as ActorCrashed
     from transport.errors import ActorError as ActorError
@@ -64,6 +65,7 @@ _HOMES = {
     "PeerError": "errors",
     "PeerLost": "errors",
     "PeerRefused": "errors",
+    "Prepared": "engine.prepared",
     "Read": "engine.batch",
     "Region": "memory.region",
     "RemoteAccessError": "errors",

@@ -14,6 +14,7 @@ static void init_locks_and_lists(struct tn_engine *engine)
     tn_list_init(&engine->dying);
     tn_list_init(&engine->ticking);
     tn_list_init(&engine->active);
+    tn_list_init(&engine->prepared);
     tn_list_init(&engine->work);
     tn_list_init(&engine->settling);
     engine->next_deadline = TN_NO_DEADLINE;
@@ -148,6 +149,7 @@ void tn_engine_close(struct tn_engine *engine)
         drained = is_drained(engine);
     }
     tn_progress_fini(engine);
+    tn_prepared_release_all(engine);
     for (int i = TN_MAX_PROVIDERS - 1; i >= 0; i--) {
         const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
         if (ops && ops->close)

@@ -39,7 +39,8 @@ struct tn_engine {
     struct tn_list peers; /* every peer that is not buried */
 
     pthread_mutex_t active_lock;
-    struct tn_list active; /* transfers that are not quiet */
+    struct tn_list active;   /* transfers that are not quiet */
+    struct tn_list prepared; /* those that can be started */
     uint64_t next_deadline;
 
     /* Progress: one thread at a time is the driver. See progress.c. */
@@ -155,6 +156,11 @@ void tn_transfer_rechoose(struct tn_transfer *transfer, int fallback);
 void tn_transfer_reject(struct tn_transfer *transfer, int status, const char *text);
 void tn_transfer_abort(struct tn_transfer *transfer, int status,
                        const char *text); /* deadline, cancel */
+
+/* prepared.c: lets go of its peer, or does nothing; of all */
+void tn_prepared_release(struct tn_transfer *transfer);
+void tn_prepared_release_all(struct tn_engine *engine);
+
 /* settle.c: the ends of transfers, and notifications to be sent. */
 void tn_settle_ended(struct tn_host *host, struct tn_transfer *transfer);
 void tn_settle_quiet(struct tn_host *host, struct tn_transfer *transfer);

@@ -18,8 +18,30 @@ int tn_prepare(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tra
     tn_transfer_unuse_regions(transfer);
     tn_peer_reference(peer);
     transfer->home = peer;
+    pthread_mutex_lock(&peer->engine->active_lock);
+    tn_list_append(&peer->engine->prepared, &transfer->prepared);
+    pthread_mutex_unlock(&peer->engine->active_lock);
     *out = transfer;
     return TN_OK;
+}
+
+void tn_prepared_release(struct tn_transfer *transfer)
+{
+    struct tn_peer *peer = transfer->home;
+    if (!peer)
+        return;
+    transfer->home = NULL;
+    pthread_mutex_lock(&peer->engine->active_lock);
+    tn_list_remove(&transfer->prepared);
+    pthread_mutex_unlock(&peer->engine->active_lock);
+    tn_peer_unreference(peer);
+}
+
+/* Links need the engine, so no peer may outlive it; what is prepared may. */
+void tn_prepared_release_all(struct tn_engine *engine)
+{
+    while (!tn_list_empty(&engine->prepared))
+        tn_prepared_release(tn_container(engine->prepared.next, struct tn_transfer, prepared));
 }
 
 /* Whoever still has a hand on a run that is over (the thread that ended it, a link's queue) lets go

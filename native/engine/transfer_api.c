@@ -108,8 +108,6 @@ int tn_transfer_abandon(struct tn_transfer *transfer, uint64_t cookie)
 
 void tn_transfer_release(struct tn_transfer *transfer)
 {
-    struct tn_peer *home = transfer->home;
+    tn_prepared_release(transfer);
     tn_transfer_unreference(transfer);
-    if (home)
-        tn_peer_unreference(home);
 }

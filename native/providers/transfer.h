@@ -86,6 +86,7 @@ struct tn_transfer {
 
     /* Of a prepared transfer (prepared.c): */
     struct tn_peer *home;      /* a reference; NULL: it is not one */
+    struct tn_list prepared;   /* in the engine's list of them */
     _Atomic uint32_t starting; /* somebody is about to start it */
     _Atomic uint32_t runs;     /* that have begun */
     _Atomic int32_t former;    /* status of the run before */

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from transport.config import Settings
 from transport.engine import allocate
-from transport.engine.batch import READ, WRITE, Batch
+from transport.engine.batch import READ, WRITE, Batch, Read, Write
 from transport.engine.core import Core
 from transport.engine.notifications import Notifications
 from transport.engine.peer import Peer
+from transport.engine.prepared import Prepared, prepare
 from transport.engine.submit import Options, submit
 from transport.errors import InvalidUse
 from transport.ffi.handle import Handle
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from transport.control.secret import Source
-    from transport.engine.batch import Read, Write
     from transport.engine.transfer import Transfer
     from transport.memory.remote import RemoteRegion
 
@@ -194,6 +194,24 @@ class Engine(Handle):
             for request in gathered:
                 batch.add_request(request)
             return submit(self, core, batch, Options(notify, deadline, provider, fallback))
+
+    def prepare(
+        self,
+        requests: Read | Write | Iterable[Read | Write],
+        *,
+        notify: bytes | None = None,
+        deadline: float | None = None,
+        provider: str | None = None,
+        fallback: str | None = None,
+    ) -> Prepared:
+        """Checks any number of reads and writes, to start them again and again, cheaply.
+
+        The arguments are those of `submit`; `deadline` and `notify` are each run's. Raises what
+        `submit` raises; nothing moves before `start()` or `run()`.
+        """
+        gathered = [requests] if isinstance(requests, (Read, Write)) else list(requests)
+        with self._core as core:
+            return prepare(self, core, gathered, Options(notify, deadline, provider, fallback))
 
     def notifications(self) -> Notifications:
         """What peers have notified this engine of."""

@@ -42,18 +42,18 @@ class Options(NamedTuple):
 
 def submit(parent: object, core: Core, batch: Batch, options: Options) -> Transfer:
     """Begins everything in the batch. If a part is refused, the parts before it are cancelled."""
-    notify = _checked_notify(options.notify)
+    notify = checked_notify(options.notify)
     deadline = _absolute(core, options.deadline)
     parts = batch.parts()
-    notified = _who_notifies(parts) if notify is not None else ()
+    notified = who_notifies(parts) if notify is not None else ()
     flights: list[Flight] = []
     transfer = Transfer(parent, core, flights, batch.pins)
     try:
         for part in parts:
             record = core.plane.peer(part.owner.incarnation, part.owner.addresses)
-            mask = _mask(core, record, options)
+            mask = allowed(core, record, options)
             says = notify if part in notified else None
-            flights.append(Flight(ffi.new(_OUT), record, OP_NAMES[part.op]))
+            flights.append(flight_of(part, record))
             _begin(flights[-1], part, mask, deadline, says)
     except BaseException:
         flights[:] = [flight for flight in flights if flight.begun()]
@@ -63,6 +63,13 @@ def submit(parent: object, core: Core, batch: Batch, options: Options) -> Transf
 
 
 def _begin(flight: Flight, part: Part, mask: int, deadline: int, notify: Any) -> None:
+    call_with_batch(lib.tn_submit, flight, part, mask=mask, deadline=deadline, notify=notify)
+
+
+def call_with_batch(
+    call: Any, flight: Flight, part: Part, *, mask: int, deadline: int, notify: Any
+) -> None:
+    """Lets C make the flight's native transfer of the part's ranges."""
     batch = ffi.new(_BATCH)
     remotes = ffi.from_buffer(_REMOTES, part.remotes())
     ranges = ffi.from_buffer(_RANGES, b"".join(part.ranges))
@@ -77,11 +84,17 @@ def _begin(flight: Flight, part: Part, mask: int, deadline: int, notify: Any) ->
         batch.notify = notify
         batch.notify_length = len(notify)
     record = flight.record
-    check(lib.tn_submit(record.native.pointer, batch, flight.out), peer=record.name, op=flight.op)
+    check(call(record.native.pointer, batch, flight.out), peer=record.name, op=flight.op)
     flight.pointer = flight.out[0]
 
 
-def _mask(core: Core, record: PeerRecord, options: Options) -> int:
+def flight_of(part: Part, record: PeerRecord) -> Flight:
+    """One that C has not begun."""
+    return Flight(ffi.new(_OUT), record, OP_NAMES[part.op])
+
+
+def allowed(core: Core, record: PeerRecord, options: Options) -> int:
+    """The providers that may carry it, as bits."""
     if options.provider is None and options.fallback is None:
         return core.paths.all
     attached: tuple[str, ...] = ()
@@ -100,7 +113,7 @@ def _when_up(core: Core, record: PeerRecord) -> PeerRecord:
     raise InvalidUse("this engine is closed")
 
 
-def _who_notifies(parts: list[Part]) -> list[Part]:
+def who_notifies(parts: list[Part]) -> list[Part]:
     """Of each peer the writes, or the reads where there are no writes."""
     writes = [part for part in parts if part.op == WRITE]
     written = {part.owner.incarnation for part in writes}
@@ -108,7 +121,8 @@ def _who_notifies(parts: list[Part]) -> list[Part]:
     return writes + reads
 
 
-def _checked_notify(notify: bytes | None) -> Any:
+def checked_notify(notify: bytes | None) -> Any:
+    """As C takes it, or None. Raises InvalidUse."""
     if notify is None:
         return None
     try:
@@ -124,9 +138,13 @@ def _checked_notify(notify: bytes | None) -> Any:
 
 def _absolute(core: Core, deadline: float | None) -> int:
     """When the transfer fails, in ns of CLOCK_MONOTONIC."""
+    lifetime = lifetime_ns(core, deadline)
+    return lifetime if lifetime == _NO_DEADLINE else time.monotonic_ns() + lifetime
+
+
+def lifetime_ns(core: Core, deadline: float | None) -> int:
+    """How long it may take."""
     seconds: Any = core.settings.deadline if deadline is None else deadline
     if not isinstance(seconds, (int, float)) or not seconds >= 0:
         raise InvalidUse(f"a deadline is a number of seconds from now, not {seconds!r}")
-    if seconds > _LONGEST:
-        return _NO_DEADLINE
-    return time.monotonic_ns() + int(seconds * 1e9)
+    return _NO_DEADLINE if seconds > _LONGEST else int(seconds * 1e9)

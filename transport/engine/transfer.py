@@ -53,6 +53,8 @@ class Transfer:
     Dropping it early is safe: the data still moves, and the memory stays pinned until it is quiet.
     """
 
+    _runs = 0  # a transfer that is prepared counts them
+
     __slots__ = (
         "__weakref__",
         "_core",
@@ -98,12 +100,12 @@ class Transfer:
 
     def wait_quiet(self, timeout: float | None = None) -> bool:
         """Blocks until no byte of it can move any more; False after `timeout` seconds."""
-        end = None if timeout is None else _end(timeout)
+        end = None if timeout is None else end_of(timeout)
         while not self.quiet:
-            left = _slice_ns(end)
+            left = slice_ns(end)
             if left == 0:
                 return False
-            flight = next((f for f in self._flights if not _quiet(f)), None)
+            flight = next((f for f in self._flights if not quiet(f)), None)
             if flight is not None:
                 self._progress(lib.tn_transfer_wait_quiet, flight, left)
         return True
@@ -133,7 +135,7 @@ class Transfer:
     @property
     def quiet(self) -> bool:
         """Whether no byte of it can move any more, here or at the peer."""
-        if self._pins and self.done and all(map(_quiet, self._flights)):
+        if self._pins and self.done and all(map(quiet, self._flights)):
             self._unpin()
         return not self._pins
 
@@ -245,12 +247,12 @@ class Transfer:
         )
 
     def _block(self, timeout: float | None) -> bool:
-        end = None if timeout is None else _end(timeout)
-        while self._status() == _PENDING:
-            left = _slice_ns(end)
+        end, run = None if timeout is None else end_of(timeout), self._runs
+        while self._runs == run and self._status() == _PENDING:
+            left = slice_ns(end)
             if left == 0:
                 return False
-            flight = next((f for f in self._flights if _pending(f)), None)
+            flight = next((f for f in self._flights if pending(f)), None)
             if flight is not None:
                 self._progress(lib.tn_transfer_wait, flight, left)
         return True
@@ -267,9 +269,9 @@ class Transfer:
     async def _ended_async(self) -> None:
         if self._status() != _PENDING:
             return
-        ended = asyncio.Event()
+        ended, run = asyncio.Event(), self._runs
         told = self._watch_all(ended)
-        while self._status() == _PENDING:
+        while self._runs == run and self._status() == _PENDING:
             if told:
                 await ended.wait()
                 ended.clear()
@@ -316,11 +318,11 @@ def _by_cause(pair: tuple[Any, Flight]) -> tuple[bool, int]:
     return result.status in (Status.CANCELLED, Status.FLUSHED), result.elapsed_ns
 
 
-def _pending(flight: Flight) -> bool:
+def pending(flight: Flight) -> bool:
     return bool(lib.tn_transfer_status(flight.pointer) == _PENDING)
 
 
-def _quiet(flight: Flight) -> bool:
+def quiet(flight: Flight) -> bool:
     return bool(lib.tn_transfer_quiet(flight.pointer))
 
 
@@ -328,11 +330,11 @@ def _joined(words: Sequence[str | None]) -> str | None:
     return "+".join(dict.fromkeys(word for word in words if word)) or None
 
 
-def _end(timeout: float) -> float:
+def end_of(timeout: float) -> float:
     return time.monotonic() + (check_timeout(timeout) or 0.0)
 
 
-def _slice_ns(end: float | None) -> int:
+def slice_ns(end: float | None) -> int:
     """How long to wait in C now; 0 when the time is over."""
     if end is None:
         return _SLICE_NS

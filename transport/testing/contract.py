@@ -22,6 +22,7 @@ from transport.engine.engine import Engine
 from transport.errors import StaleRegion, TransferError
 from transport.testing.contract_data import DataRules
 from transport.testing.contract_ends import EndRules
+from transport.testing.contract_prepared import PreparedRules
 from transport.testing.contract_refusals import RefusalRules
 from transport.testing.contract_waiting import WaitingRules
 from transport.testing.processes import PeerProcess
@@ -81,7 +82,7 @@ class FarSide(PeerProcess):
         return content
 
 
-class Contract(DataRules, RefusalRules, WaitingRules, EndRules):
+class Contract(DataRules, PreparedRules, RefusalRules, WaitingRules, EndRules):
     """All rules. A subclass whose name begins with Test sets `way`."""
 
     way: Way

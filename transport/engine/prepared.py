@@ -1,0 +1,265 @@
+"""Transfers that are checked once and started any number of times.
+
+May import transfer, submit, batch, memory, ffi and errors. What NIXL calls a prepared transfer and
+MPI a persistent request (MPI 4.1, section 3.9): C keeps the checked ranges, and to start them is
+one call that allocates nothing. Memory stays pinned for as long as it is open.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from transport.engine.batch import Batch, Read
+from transport.engine.submit import (
+    allowed,
+    call_with_batch,
+    checked_notify,
+    flight_of,
+    lifetime_ns,
+    who_notifies,
+)
+from transport.engine.transfer import Transfer, end_of, pending, quiet, slice_ns
+from transport.errors import InvalidUse, Status
+from transport.ffi import failure, ffi, handle, lib
+from transport.memory.host import extent_of, storage_of, view
+from transport.memory.region import Region
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+    from transport.control.records import PeerRecord
+    from transport.engine.batch import Part
+    from transport.engine.core import Core, Flight
+    from transport.engine.submit import Options
+
+_PENDING, _OK = int(Status.PENDING), int(Status.OK)
+_STATUS = ffi.typeof("int32_t *")
+
+
+def prepare(parent: object, core: Core, requests: list[Any], options: Options) -> Prepared:
+    """Checks everything; nothing begins. Call it within the engine's gate."""
+    batch = Batch(core.registrar)
+    for request in requests:
+        batch.add_request(request)
+    notify = checked_notify(options.notify)
+    parts = batch.parts()
+    notified = who_notifies(parts) if notify is not None else ()
+    made = Prepared(parent, core, batch.pins, options, _Sources(requests))
+    for part in parts:
+        made._add(part, notify if part in notified else None)
+    return made
+
+
+class Prepared(Transfer):
+    """A transfer that can be started again once it is over. Made by `Engine.prepare`.
+
+    All that a Transfer tells, it tells of the last run; before the first one it is done. One thread
+    starts it; any number may wait. A wait is for the run that was under way when it began; one that
+    the next run overtakes returns. `deadline` and `notify` are each run's.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_former",
+        "_legs",
+        "_lifetime",
+        "_options",
+        "_ran",
+        "_runs",
+        "_sources",
+    )
+
+    def __init__(
+        self, parent: object, core: Core, pins: list[Any], options: Options, sources: _Sources
+    ) -> None:
+        self._closed = False
+        self._former: list[Flight] = []  # to peers that were lost; freed with this object
+        self._legs: list[tuple[Part, Any]] = []  # for each flight, with its notification
+        self._lifetime = lifetime_ns(core, options.deadline)
+        self._options = options
+        self._ran = ffi.new(_STATUS)
+        self._runs = 0
+        self._sources = sources
+        super().__init__(parent, core, [], pins)
+
+    # ------------------------------------------------------------------------------------- running
+    def start(self) -> Self:
+        """Begins the next run and returns itself. Its cost does not depend on what was checked.
+
+        Raises InvalidUse while the last run is not over and quiet (see `wait_quiet`), when this or
+        its local region is closed; where its peer was lost and is found anew, it begins there.
+        """
+        with self._core:
+            self._about_to_run()
+            for index, flight in enumerate(self._flights):
+                status = lib.tn_transfer_start(flight.pointer, self._lifetime)
+                if status != _OK:
+                    self._start_otherwise(index, status)
+        return self
+
+    def run(self, timeout: float | None = None) -> Self:
+        """`start()` and `wait(timeout)`, in one native call where it is one transfer."""
+        if len(self._flights) != 1:
+            self.start().wait(timeout)
+            return self
+        flight, end = self._flights[0], None if timeout is None else end_of(timeout)
+        with self._core:
+            self._about_to_run()
+            patience = slice_ns(end)
+            status = lib.tn_transfer_run(flight.pointer, self._lifetime, patience, self._ran)
+            if status != _OK:
+                self._start_otherwise(0, status)
+            elif self._ran[0] == _OK:
+                return self
+        self.wait(None if end is None else max(end - time.monotonic(), 0.0))
+        return self
+
+    @property
+    def runs(self) -> int:
+        """How often it was started."""
+        return self._runs
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no byte of the last run can move any more, here or at the peer."""
+        found = all(map(quiet, self._flights))
+        if found and self._closed:
+            self._unpin()
+        return found
+
+    # ------------------------------------------------------------------------------------- closing
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Lets go of the memory; a run that is under way is cancelled. Idempotent."""
+        if self._closed or self._core.gate.pid != handle.here:
+            return
+        self._closed = True
+        sealed = [lib.tn_transfer_seal(flight.pointer) for flight in self._flights]
+        if not all(sealed):
+            self.cancel()
+        _ = self.quiet  # unpins; if it is not yet, whoever asks next does, or the finalizer
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_flights"):  # Ctrl-C may have come before
+            self._core.drop([*self._flights, *self._former], self._pins)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else self.status if self._runs else "ready"
+        return f"<Prepared {self._facts().op} of {self.bytes} bytes, run {self._runs}: {state}>"
+
+    # -------------------------------------------------------------------------------------- inside
+    def _add(self, part: Part, says: Any) -> None:
+        record = self._record(part)
+        self._legs.append((part, says))
+        flight = flight_of(part, record)
+        self._flights.append(flight)
+        try:
+            self._make(flight, part, says)
+        except BaseException:
+            if not flight.begun():
+                self._flights.pop()
+            raise
+
+    def _record(self, part: Part) -> PeerRecord:
+        return self._core.plane.peer(part.owner.incarnation, part.owner.addresses)
+
+    def _make(self, flight: Flight, part: Part, says: Any) -> None:
+        mask = allowed(self._core, flight.record, self._options)
+        call_with_batch(lib.tn_prepare, flight, part, mask=mask, deadline=0, notify=says)
+
+    def _about_to_run(self) -> None:
+        if self._closed:
+            raise InvalidUse("this prepared transfer is closed")
+        if any(map(pending, self._flights)):
+            raise InvalidUse("the prepared transfer is under way; wait for it, or cancel it")
+        self._sources.check()
+        self._watches = {}
+        self._runs += 1
+
+    def _start_otherwise(self, index: int, status: int) -> None:
+        """C has not begun it: because the peer was lost, which may have come back, or it raises.
+
+        What has begun of this run is cancelled then.
+        """
+        error = self._why_not(index, status)
+        flight, (part, says) = self._flights[index], self._legs[index]
+        try:
+            record = self._record(part)
+            if record is flight.record or lib.tn_peer_state(flight.record.native.pointer) >= _OK:
+                raise error
+            renewed = flight_of(part, record)
+            self._make(renewed, part, says)
+            self._former.append(flight)
+            self._flights[index] = renewed
+            if lib.tn_transfer_start(renewed.pointer, self._lifetime) != _OK:
+                raise self._why_not(index, status)
+        except BaseException:
+            for begun in self._flights[:index]:
+                lib.tn_transfer_cancel(begun.pointer)
+            self._runs -= index == 0
+            raise
+
+    def _why_not(self, index: int, status: int) -> Exception:
+        flight = self._flights[index]
+        kind = Status.INVALID if status == Status.AGAIN else status
+        return failure(kind, peer=flight.record.name, op=flight.op)
+
+    def _status(self) -> int:
+        """Of the last run; nothing is remembered, because another may begin at any time."""
+        run, status = self._runs, _OK
+        for flight in self._flights:
+            part = lib.tn_transfer_status(flight.pointer)
+            if part < _OK:
+                return self._failed(run)
+            if part == _PENDING:
+                status = _PENDING
+        return status
+
+    def _failed(self, run: int) -> int:
+        if len(self._flights) > 1 and self._runs == run and any(map(pending, self._flights)):
+            self.cancel()
+        return self._read().status
+
+    def _facts(self) -> Any:
+        return self._read()
+
+
+class _Sources:
+    """The local sides, as far as they can be taken away between two runs."""
+
+    __slots__ = ("_regions", "_storages")
+
+    def __init__(self, requests: list[Any]) -> None:
+        sides = [side.into if isinstance(side, Read) else side.source for side in requests]
+        self._regions = {id(side): side for side in sides if isinstance(side, Region)}
+        self._storages: dict[int, Any] = {}
+        for side in sides:
+            tensor = None if isinstance(side, Region) else view(side)
+            storage = storage_of(tensor) if tensor is not None else None
+            if tensor is not None and hasattr(storage, "data_ptr"):
+                self._storages[tensor.address] = storage, extent_of(storage, tensor)
+
+    def check(self) -> None:
+        """Raises InvalidUse when a region was closed or a tensor's storage was resized."""
+        for region in self._regions.values():
+            region._check()
+        for storage, extent in self._storages.values():
+            if (storage.data_ptr(), storage.nbytes()) != extent:
+                raise InvalidUse("a local tensor was resized; prepare the transfer anew")
