@@ -42,12 +42,15 @@ $(VENV)/.extension: $(VENV)/.packages bindings/build.py build/.native-list $(NAT
 	touch $@
 
 # -------------------------------------------------------------------------------------------------- run
-.PHONY: demo bench rdma-shell
+.PHONY: demo bench submit-cost rdma-shell
 demo: setup ## the main job: a real model's weights go from one process to another, every way this machine has
 	$(BIN)/transport demo
 
 bench: setup ## what each path of this machine gives, size by size
 	$(BIN)/transport bench p2p
+
+submit-cost: setup test-system ## nanoseconds and instructions per descriptor of a large batch, as JSON
+	@$(BIN)/python -m benchmarks.micro.submit_cost
 
 rdma-shell: setup ## a shell on two hosts with real RDMA verbs (a guest kernel; needs no hardware)
 	tests/rig/shell.sh

@@ -16,7 +16,7 @@ from cffi import FFI
 ROOMS = ["base", "memory", "engine", "shm", "verbs"]
 
 # Built by native/Makefile only: doubles of foreign libraries, test programs, fuzz targets.
-NOT_SHIPPED = {"fakes", "tests", "fuzz"}
+NOT_SHIPPED = {"fakes", "tests", "fuzz", "bench"}
 
 FLAGS = [
     "-std=gnu11",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 LAYERS = ["base", "abi", "dl", "gpu", "memory", "providers", "engine"]
 EVERYWHERE = {"include"}  # the public header, which includes only libc
-NOT_SHIPPED = {"fakes", "tests", "fuzz"}  # may include anything
+NOT_SHIPPED = {"fakes", "tests", "fuzz", "bench"}  # may include anything
 FOREIGN = re.compile(r"infiniband/|rdma/|cuda|nvml|hip/|hsa/|rocm|r?nccl|gdrapi|efadv|mlx5dv")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)

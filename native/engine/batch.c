@@ -141,13 +141,14 @@ static inline bool is_simple(const struct tn_range *range, const struct bounds *
 static int take_ranges(struct tn_transfer *transfer, const struct tn_batch *batch)
 {
     struct bounds bounds = {0};
+    struct tn_range *copy = transfer->ranges;
+    const struct tn_range *range = batch->ranges, *end = range + batch->n_ranges;
     uint64_t total = 0;
-    for (uint64_t i = 0; i < batch->n_ranges; i++) {
-        const struct tn_range *range = &batch->ranges[i];
+    for (; range != end; range++) {
+        uint64_t sum;
         int status = TN_OK;
         if (range->local_region != bounds.region || range->remote != bounds.remote || !bounds.known)
             status = turn_to(&bounds, batch, transfer, range);
-        uint64_t sum;
         if (status == TN_OK && is_simple(range, &bounds) &&
             !__builtin_add_overflow(total, range->length, &sum))
             total = sum;
@@ -155,7 +156,7 @@ static int take_ranges(struct tn_transfer *transfer, const struct tn_batch *batc
             status = check_range(batch, range, &total);
         if (status != TN_OK)
             return status;
-        transfer->ranges[i] = *range;
+        *copy++ = *range;
     }
     transfer->bytes = total;
     return TN_OK;

@@ -21,76 +21,61 @@ static void drop_outstanding(struct tn_transfer *transfer, uint64_t count)
         transfer->host->quiet(transfer->host, transfer);
 }
 
-/* The range at the cursor; skips what is finished. NULL when no byte is left. */
-static const struct tn_range *settle(const struct tn_transfer *transfer, struct tn_cursor *at)
+static bool continues(const struct tn_piece *piece, const struct tn_range *range,
+                      const struct tn_remote *remote, uint64_t local, uint64_t remote_offset)
 {
-    for (; at->range < transfer->n_ranges; at->range++, at->row = at->offset = 0) {
-        const struct tn_range *range = &transfer->ranges[at->range];
-        if (range->length && at->row < range->rows)
-            return range;
-    }
-    return NULL;
+    return piece->remote_offset + piece->length == remote_offset &&
+           piece->local + piece->length == local && piece->remote == remote &&
+           piece->local_region == range->local_region;
 }
 
-static bool continues(const struct tn_piece *piece, const struct tn_piece *next)
+static uint64_t least(uint64_t a, uint64_t b)
 {
-    return piece->remote_offset + piece->length == next->remote_offset &&
-           piece->local + piece->length == next->local && piece->remote == next->remote &&
-           piece->local_region == next->local_region;
-}
-
-/* From the cursor to the end of its row. */
-static struct tn_piece row_left(const struct tn_transfer *transfer, const struct tn_range *range,
-                                const struct tn_cursor *at)
-{
-    int64_t row = (int64_t)at->row;
-    return (struct tn_piece){
-        .local = range->local_address + (uint64_t)(row * range->local_stride) + at->offset,
-        .local_region = range->local_region,
-        .remote = &transfer->remotes[range->remote],
-        .remote_offset = range->remote_offset + (uint64_t)(row * range->remote_stride) + at->offset,
-        .length = range->length - at->offset};
-}
-
-static void advance(struct tn_cursor *at, const struct tn_piece *row, uint64_t bytes)
-{
-    at->offset += bytes;
-    if (bytes != row->length)
-        return;
-    at->offset = 0;
-    at->row++;
+    return a < b ? a : b;
 }
 
 /* One look at each row: it continues the piece before it as far as that may grow, or is the next
- * one. */
+ * one. A batch has many ranges: this loop is what each of them costs here. */
 static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
                        uint64_t each, uint64_t total)
 {
     struct tn_cursor at = transfer->cursor;
-    const struct tn_range *range;
-    int count = 0;
+    const struct tn_range *range = transfer->ranges + at.range;
+    const struct tn_range *end = transfer->ranges + transfer->n_ranges;
+    struct tn_piece *next = pieces, *full = pieces + capacity;
     uint64_t room = 0; /* by which the last piece may still grow */
-    while ((range = settle(transfer, &at))) {
-        struct tn_piece row = row_left(transfer, range, &at);
-        uint64_t bytes;
-        if (room && continues(&pieces[count - 1], &row)) {
-            bytes = row.length < room ? row.length : room;
-            pieces[count - 1].length += bytes;
+    while (range != end) {
+        if (at.row == range->rows || !range->length) {
+            range++;
+            at.row = at.offset = 0;
+            continue;
+        }
+        const struct tn_remote *remote = &transfer->remotes[range->remote];
+        uint64_t local = range->local_address + at.row * (uint64_t)range->local_stride + at.offset;
+        uint64_t to = range->remote_offset + at.row * (uint64_t)range->remote_stride + at.offset;
+        uint64_t bytes = range->length - at.offset;
+        if (room && continues(next - 1, range, remote, local, to)) {
+            bytes = least(bytes, room);
+            next[-1].length += bytes;
             room -= bytes;
         } else {
-            if (count == capacity || (count && (!total || row.remote != pieces[0].remote)))
+            if (next == full || (next != pieces && (!total || remote != pieces->remote)))
                 break;
-            uint64_t limit = count && total < each ? total : each;
-            bytes = row.length < limit ? row.length : limit;
+            uint64_t limit = next == pieces ? each : least(each, total);
+            bytes = least(bytes, limit);
             room = limit - bytes;
-            pieces[count] = row;
-            pieces[count++].length = bytes;
+            *next++ = (struct tn_piece){local, range->local_region, remote, to, bytes};
         }
-        total -= bytes < total ? bytes : total;
-        advance(&at, &row, bytes);
+        total -= least(bytes, total);
+        at.offset += bytes;
+        if (at.offset == range->length) {
+            at.offset = 0;
+            at.row++;
+        }
     }
+    at.range = (uint64_t)(range - transfer->ranges);
     transfer->cursor = at;
-    return count;
+    return (int)(next - pieces);
 }
 
 /* Out of those that came back, the last first; they were cut to somebody's limits before, but not
