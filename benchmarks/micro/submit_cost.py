@@ -9,7 +9,7 @@ same stages, in all and by source file.
 
 - make: check and copy (tn_prepare)
 - next: hand out pieces (tn_transfer_next)
-- whole: from tn_submit to the end of tn_transfer_wait: both of the above, work requests, completions
+- whole: from tn_submit to the end of tn_transfer_wait: both, work requests and completions
 - prepared: the whole without `make`
 """
 
