@@ -81,6 +81,8 @@ struct tn_batch {
     const void *notify;
     uint32_t notify_length;
     uint32_t notify_remote;
+    const uint32_t *keys;
+    uint64_t n_keys;
     ...;
 };
 int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out);

@@ -25,13 +25,35 @@ struct tn_remote {
     uint32_t segment;
     uint32_t access;
     uint32_t rkeys[...];
+    uint64_t key_span;
+    uint32_t keys_at;
+    uint32_t memory;
     ...;
 };
 
 struct tn_region;
 int tn_region_open(struct tn_engine *engine, void *address, uint64_t length, uint32_t access,
                    struct tn_segment *segment, struct tn_region **out);
+enum tn_memory_kind { TN_MEMORY_HOST = ..., TN_MEMORY_DEVICE = ... };
+struct tn_region_options {
+    void *address;
+    uint64_t length;
+    struct tn_segment *segment;
+    uint32_t access;
+    uint32_t memory;
+    uint32_t in_steps;
+    int32_t dmabuf_fd;
+    uint64_t dmabuf_offset;
+    ...;
+};
+int tn_region_open_with(struct tn_engine *engine, const struct tn_region_options *options,
+                        struct tn_region **out);
+int tn_region_advance(struct tn_region *region, uint64_t *done);
+uint32_t tn_region_missing(struct tn_region *region);
+void tn_region_explain(struct tn_region *region, char *text, size_t capacity);
+int tn_memory_populate(void *address, uint64_t length, int for_writing, uint32_t threads);
 void tn_region_describe(struct tn_region *region, struct tn_remote *out);
+uint64_t tn_region_keys(struct tn_region *region, uint32_t *keys, uint64_t capacity);
 int tn_region_close(struct tn_region *region, uint64_t timeout_ns);
 int tn_region_quiet(struct tn_region *region);
 void tn_region_release(struct tn_region *region);

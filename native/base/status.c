@@ -19,6 +19,16 @@ int tn_fail(int status, const char *format, ...)
     return status;
 }
 
+int tn_fail_as(int status, int error, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(last_error, sizeof(last_error), format, arguments);
+    va_end(arguments);
+    last_errno = error;
+    return status;
+}
+
 int tn_fail_errno(const char *format, ...)
 {
     int error = errno;

@@ -107,6 +107,7 @@ static int add_region(struct tn_transfer *transfer, struct tn_region *region)
         status = use_region(region);
     if (status == TN_OK)
         transfer->regions[transfer->n_regions++] = region;
+    transfer->split |= region->remote.key_span != 0;
     return status;
 }
 
@@ -162,6 +163,19 @@ static int take_ranges(struct tn_transfer *transfer, const struct tn_batch *batc
     return TN_OK;
 }
 
+/* The key table of a region that has one must be there as a whole. */
+static int check_keys(const struct tn_batch *batch, const struct tn_remote *remote)
+{
+    uint64_t rails = 0, spans = tn_remote_spans(remote);
+    for (int i = 0; i < TN_MAX_RAILS; i++)
+        rails += remote->rkeys[i] != 0;
+    if (spans > TN_MAX_KEYS || remote->keys_at > batch->n_keys ||
+        rails * spans > batch->n_keys - remote->keys_at)
+        return tn_fail(TN_INVALID, "the key table of region %llu is not of its size",
+                       (unsigned long long)remote->number);
+    return TN_OK;
+}
+
 static int check_head(const struct tn_batch *batch)
 {
     if (batch->op != TN_OP_READ && batch->op != TN_OP_WRITE)
@@ -170,7 +184,11 @@ static int check_head(const struct tn_batch *batch)
         (batch->notify_length > TN_MAX_NOTIFY || batch->notify_remote >= batch->n_remotes))
         return tn_fail(TN_INVALID, "a notification of %u bytes for region %u (at most %d bytes)",
                        batch->notify_length, batch->notify_remote, TN_MAX_NOTIFY);
-    return TN_OK;
+    int status = TN_OK;
+    for (uint64_t i = 0; i < batch->n_remotes && status == TN_OK; i++)
+        if (batch->remotes[i].key_span)
+            status = check_keys(batch, &batch->remotes[i]);
+    return status;
 }
 
 static void *room_for(uint64_t count, size_t size)
@@ -184,11 +202,16 @@ static int make_room(struct tn_transfer *transfer, const struct tn_batch *batch)
     transfer->remotes = room_for(batch->n_remotes, sizeof(*batch->remotes));
     transfer->ranges = room_for(batch->n_ranges, sizeof(*batch->ranges));
     transfer->notify = batch->notify ? room_for(batch->notify_length, 1) : NULL;
-    if (!transfer->remotes || !transfer->ranges || (batch->notify && !transfer->notify))
+    transfer->keys = batch->n_keys ? room_for(batch->n_keys, sizeof(*batch->keys)) : NULL;
+    if (!transfer->remotes || !transfer->ranges || (batch->notify && !transfer->notify) ||
+        (batch->n_keys && !transfer->keys))
         return tn_fail(TN_NOMEM, "no memory for a transfer of %llu ranges",
                        (unsigned long long)batch->n_ranges);
     if (batch->n_remotes)
         memcpy(transfer->remotes, batch->remotes, batch->n_remotes * sizeof(*batch->remotes));
+    transfer->split = batch->n_keys != 0;
+    if (batch->n_keys)
+        memcpy(transfer->keys, batch->keys, batch->n_keys * sizeof(*batch->keys));
     if (batch->notify_length && batch->notify)
         memcpy(transfer->notify, batch->notify, batch->notify_length);
     return TN_OK;

@@ -1,5 +1,6 @@
 /* Opening and closing regions and segments: the table is in memory/, but closing must ask every
  * link. */
+#include <string.h>
 #include <unistd.h>
 
 #include "engine/engine.h"
@@ -24,32 +25,108 @@ static void close_in_providers(struct tn_region *region)
     }
 }
 
-int tn_region_open(struct tn_engine *engine, void *address, uint64_t length, uint32_t access,
-                   struct tn_segment *segment, struct tn_region **out)
+static int open_in_providers(struct tn_region *region)
 {
+    struct tn_engine *engine = region->engine;
+    for (int i = 0; i < TN_MAX_PROVIDERS; i++) {
+        const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
+        int status =
+            ops && ops->region_open ? ops->region_open(engine->providers[i].self, region) : TN_OK;
+        if (status != TN_OK)
+            return status;
+    }
+    return TN_OK;
+}
+
+int tn_region_advance(struct tn_region *region, uint64_t *done)
+{
+    struct tn_engine *engine = region->engine;
+    *done = region->remote.length;
+    for (int i = 0; i < TN_MAX_PROVIDERS; i++) {
+        const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
+        if (!ops || !ops->region_advance)
+            continue;
+        int status = ops->region_advance(engine->providers[i].self, region, done);
+        if (status != TN_OK)
+            return status;
+    }
+    return TN_OK;
+}
+
+/* A region that its maker was never given. */
+static void undo(struct tn_region *region)
+{
+    tn_regions_revoke(region);
+    close_in_providers(region);
+    tn_regions_remove(region);
+}
+
+int tn_region_open_with(struct tn_engine *engine, const struct tn_region_options *options,
+                        struct tn_region **out)
+{
+    if (options->memory > TN_MEMORY_DEVICE || (options->memory && options->segment))
+        return tn_fail(TN_INVALID, "memory of kind %u", options->memory);
     struct tn_region *region;
-    int status = tn_regions_add(engine->host.regions, address, length, access, segment, &region);
+    int status = tn_regions_add(engine->host.regions, options->address, options->length,
+                                options->access, options->segment, &region);
     if (status != TN_OK)
         return status;
     region->engine = engine;
-    for (int i = 0; status == TN_OK && i < TN_MAX_PROVIDERS; i++) {
+    region->remote.memory = options->memory;
+    region->dmabuf_fd = options->memory ? options->dmabuf_fd : -1;
+    region->dmabuf_offset = options->dmabuf_offset;
+    status = open_in_providers(region);
+    uint64_t done;
+    if (status == TN_OK && !options->in_steps)
+        while ((status = tn_region_advance(region, &done)) == TN_PENDING)
+            ;
+    if (status == TN_OK)
+        *out = region;
+    else
+        undo(region);
+    return status;
+}
+
+int tn_region_open(struct tn_engine *engine, void *address, uint64_t length, uint32_t access,
+                   struct tn_segment *segment, struct tn_region **out)
+{
+    struct tn_region_options options = {.address = address,
+                                        .length = length,
+                                        .segment = segment,
+                                        .access = access,
+                                        .dmabuf_fd = -1};
+    return tn_region_open_with(engine, &options, out);
+}
+
+uint32_t tn_region_missing(struct tn_region *region)
+{
+    return region->missing;
+}
+
+void tn_region_explain(struct tn_region *region, char *text, size_t capacity)
+{
+    struct tn_engine *engine = region->engine;
+    size_t used = 0;
+    text[0] = 0;
+    for (int i = 0; i < TN_MAX_PROVIDERS; i++) {
         const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
-        if (ops && ops->region_open)
-            status = ops->region_open(engine->providers[i].self, region);
+        if (ops && ops->region_explain && used + 1 < capacity)
+            ops->region_explain(engine->providers[i].self, region, text + used, capacity - used);
+        used += strlen(text + used);
     }
-    if (status != TN_OK) {
-        tn_regions_revoke(region);
-        close_in_providers(region);
-        tn_regions_remove(region);
-        return status;
-    }
-    *out = region;
-    return TN_OK;
 }
 
 void tn_region_describe(struct tn_region *region, struct tn_remote *out)
 {
     *out = region->remote;
+}
+
+uint64_t tn_region_keys(struct tn_region *region, uint32_t *keys, uint64_t capacity)
+{
+    uint64_t count = region->n_keys < capacity ? region->n_keys : capacity;
+    if (count)
+        memcpy(keys, region->keys, count * sizeof(*keys));
+    return region->n_keys;
 }
 
 /* Whether no link can touch the region's memory any more; puts peers down that stand in the way if

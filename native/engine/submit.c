@@ -44,6 +44,35 @@ static void start_on(struct tn_transfer *transfer, const struct tn_attachment *a
         at->ops->cancel(at->link, transfer);
 }
 
+static bool touches_device(const struct tn_transfer *transfer)
+{
+    for (uint64_t i = 0; i < transfer->n_remotes; i++)
+        if (transfer->remotes[i].memory == TN_MEMORY_DEVICE)
+            return true;
+    const struct tn_region *last = NULL;
+    for (uint64_t i = 0; i < transfer->n_ranges; i++) {
+        const struct tn_region *region = transfer->ranges[i].local_region;
+        if (region != last && region && region->remote.memory == TN_MEMORY_DEVICE)
+            return true;
+        last = region;
+    }
+    return false;
+}
+
+static int may_carry(const struct tn_attachment *at, const struct tn_transfer *transfer, char *why,
+                     size_t capacity)
+{
+    const char *because = NULL;
+    if (!(transfer->allowed >> at->provider & 1))
+        because = "not among the allowed providers";
+    else if (!at->ops->device_memory && touches_device(transfer))
+        because = "it cannot reach device memory";
+    if (!because)
+        return at->ops->accepts(at->link, transfer, why, capacity);
+    snprintf(why, capacity, "%s", because);
+    return TN_NO_PATH;
+}
+
 /* The first allowed link that accepts it; else the first that would rather not now; never `but`.
  * NULL: none, and `reasons` says why. The peer's links do not change once it is up. */
 static const struct tn_attachment *find_link(struct tn_peer *peer, struct tn_transfer *transfer,
@@ -56,10 +85,8 @@ static const struct tn_attachment *find_link(struct tn_peer *peer, struct tn_tra
         const struct tn_attachment *at = &peer->links[i];
         if (at->link == but)
             continue;
-        char why[TN_TEXT_BYTES] = "not among the allowed providers";
-        int status = TN_NO_PATH;
-        if (transfer->allowed >> at->provider & 1)
-            status = at->ops->accepts(at->link, transfer, why, sizeof(why));
+        char why[TN_TEXT_BYTES];
+        int status = may_carry(at, transfer, why, sizeof(why));
         if (status == TN_OK)
             return at;
         if (status == TN_AGAIN && !reluctant)

@@ -150,16 +150,54 @@ struct tn_remote {
     uint64_t address; /* in the owner's address space */
     uint64_t length;
     uint64_t segment_offset;
-    uint32_t segment; /* TN_NO_SEGMENT for private memory */
-    uint32_t access;  /* enum tn_access bits */
-    uint32_t rkeys[TN_MAX_RAILS];
+    uint32_t segment;             /* TN_NO_SEGMENT for private memory */
+    uint32_t access;              /* enum tn_access bits */
+    uint32_t rkeys[TN_MAX_RAILS]; /* by the owner's rail; 0: not registered there */
+    /* Larger regions than a device registers at once have a key per `key_span` bytes and rail (0:
+     * one key for all of it, in rkeys). They lie in a table, from keys_at on: for each rail with an
+     * rkey, in order, the keys of all spans. */
+    uint64_t key_span;
+    uint32_t keys_at; /* in tn_batch.keys; 0 in a handle that travels */
+    uint32_t memory;  /* enum tn_memory_kind */
 };
+/* Device memory is reached by RDMA only: no CPU may touch it. */
+enum tn_memory_kind { TN_MEMORY_HOST = 0, TN_MEMORY_DEVICE = 1 };
+#define TN_MAX_KEYS 8192 /* of one region; a handle must fit into a control message */
 
 /* `segment` may be NULL (private memory). A region whose access differs from its segment's is not
- * offered for mapping. */
+ * offered for mapping. Access 0: for this engine's own transfers only, no peer may use it. */
 int tn_region_open(struct tn_engine *engine, void *address, uint64_t length, uint32_t access,
                    struct tn_segment *segment, struct tn_region **out);
+struct tn_region_options {
+    void *address;
+    uint64_t length;
+    struct tn_segment *segment; /* NULL: private memory */
+    uint32_t access;
+    uint32_t memory;        /* enum tn_memory_kind */
+    uint32_t in_steps;      /* 1: it is not usable until tn_region_advance has returned 0 */
+    int32_t dmabuf_fd;      /* of device memory; -1: none. The caller's, who keeps it open until the
+                               region is made */
+    uint64_t dmabuf_offset; /* of `address` in the dma-buf: address - base of the allocation */
+};
+int tn_region_open_with(struct tn_engine *engine, const struct tn_region_options *options,
+                        struct tn_region **out);
+/* Registers some more of a region that is opened in steps: TN_PENDING while there is more to do,
+ * and how many of its bytes are done. Negative: it failed; close and release it. One thread at a
+ * time.
+ */
+int tn_region_advance(struct tn_region *region, uint64_t *done);
+/* Rails that could not register the region: 0 as a rule. */
+uint32_t tn_region_missing(struct tn_region *region);
+/* One line per rail: how it has registered the region, or why not. */
+void tn_region_explain(struct tn_region *region, char *text, size_t capacity);
+/* Faults in the pages of some memory, on up to `threads` threads, so that registering finds them;
+ * for writing or for reading. Their contents stay as they are. TN_SYSTEM with EFAULT or ENOMEM. */
+int tn_memory_populate(void *address, uint64_t length, int for_writing, uint32_t threads);
+
 void tn_region_describe(struct tn_region *region, struct tn_remote *out);
+/* The region's key table: how many keys it has (0: key_span is 0); at most `capacity` are written.
+ */
+uint64_t tn_region_keys(struct tn_region *region, uint32_t *keys, uint64_t capacity);
 /* Revokes the region everywhere at once, then waits until no peer can touch the memory any more.
  * TN_DEADLINE: something still may; the memory must not be given back yet (tn_region_quiet tells
  * when it may). Idempotent until release. */
@@ -238,6 +276,8 @@ struct tn_batch {
     const void *notify;   /* copied; NULL for none */
     uint32_t notify_length;
     uint32_t notify_remote; /* index into remotes: the region that the notification names */
+    const uint32_t *keys;   /* tables of the remotes that have a key_span */
+    uint64_t n_keys;
 };
 
 /* Checks everything, then begins. The structs are copied; the memory must stay until the transfer
@@ -394,6 +434,9 @@ int tn_verbs_context_check(const char *library, uintptr_t address, int cmd_fd, c
                            size_t capacity);
 
 int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs **out);
+/* Before the first region: those above `span_bytes` (0: what the devices take at once) are
+ * registered in parts of that size, `threads` parts at once. */
+int tn_verbs_split_regions(struct tn_verbs *verbs, uint64_t span_bytes, uint32_t threads);
 
 /* Whether PCIe may reorder the NIC's writes: where it can, never, or no rail without. */
 enum tn_verbs_relaxed { TN_VERBS_RELAXED_AUTO, TN_VERBS_RELAXED_OFF, TN_VERBS_RELAXED_ON };

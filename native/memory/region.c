@@ -80,6 +80,7 @@ void tn_regions_close(struct tn_regions *regions)
     for (uint32_t number = 1; number <= regions->used_up; number++)
         if (regions->slots[number]) {
             tn_regions_revoke(regions->slots[number]); /* peers may still map the directory */
+            free(regions->slots[number]->keys);
             free(regions->slots[number]);
         }
     struct tn_list *node;
@@ -128,8 +129,8 @@ static int place(struct tn_remote *remote, struct tn_segment *segment)
 static int describe(struct tn_remote *remote, void *address, uint64_t length, uint32_t access,
                     struct tn_segment *segment)
 {
-    if (access == 0 || access & ~(uint32_t)(TN_READ | TN_WRITE))
-        return tn_fail(TN_INVALID, "access %#x is neither read, write nor both", access);
+    if (access & ~(uint32_t)(TN_READ | TN_WRITE))
+        return tn_fail(TN_INVALID, "access %#x is neither read, write, both nor none", access);
     remote->address = (uint64_t)(uintptr_t)address;
     remote->length = length;
     remote->access = access;
@@ -159,6 +160,7 @@ int tn_regions_add(struct tn_regions *regions, void *address, uint64_t length, u
         return tn_fail(TN_NOMEM, "no memory for a region");
     region->regions = regions;
     region->segment = segment;
+    region->dmabuf_fd = -1;
     int status = describe(&region->remote, address, length, access, segment);
     if (status != TN_OK) {
         free(region);
@@ -207,6 +209,7 @@ void tn_regions_remove(struct tn_region *region)
     regions->next_free[number] = regions->free_number;
     regions->free_number = number;
     pthread_mutex_unlock(&regions->lock);
+    free(region->keys);
     free(region);
 }
 
@@ -227,6 +230,9 @@ static int check(const struct tn_remote *remote, const uint8_t *key, uint64_t of
 {
     if (!same_key(remote->key, key))
         return tn_fail(TN_REMOTE_ACCESS, "wrong key for region %llu",
+                       (unsigned long long)remote->number);
+    if (remote->memory == TN_MEMORY_DEVICE)
+        return tn_fail(TN_REMOTE_ACCESS, "region %llu is device memory, which only RDMA reaches",
                        (unsigned long long)remote->number);
     if (access & ~remote->access)
         return tn_fail(TN_REMOTE_ACCESS, "region %llu may not be %s",

@@ -17,10 +17,15 @@ struct tn_region {
     struct tn_regions *regions;
     struct tn_remote remote; /* what a handle carries; remote.address is the local address */
     struct tn_segment *segment;
+    uint32_t *keys; /* the key table where remote.key_span is not 0; a provider fills it in */
+    uint64_t n_keys;
     _Atomic uint32_t users; /* transfers and served requests that touch it now */
     _Atomic uint32_t revoked;
     _Atomic uint32_t preferred_rails; /* bit mask; 0: no preference */
     bool closed_by_providers;
+    uint32_t missing;  /* rails that could not register it */
+    int32_t dmabuf_fd; /* while it is being opened; -1: none */
+    uint64_t dmabuf_offset;
     void *provider_data[TN_MAX_PROVIDERS]; /* e.g. memory registrations */
 };
 

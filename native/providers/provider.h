@@ -123,15 +123,21 @@ struct tn_link_ops {
      * Called once, from the driving thread or tn_engine_close. */
     void (*close)(void *link, int status, const char *text);
     void (*free)(void *link); /* nobody uses it any more */
+    bool device_memory;       /* it reaches memory that the CPU must not touch */
 };
 
 /* The engine-wide half of a provider; only those that need one register it. */
 struct tn_provider_ops {
     uint32_t abi;
     const char *name;
-    int (*region_open)(
-        void *self,
-        struct tn_region *region); /* e.g. memory registration; fills region->remote.rkeys */
+    int (*region_open)(void *self,
+                       struct tn_region *region); /* e.g. memory registration; fills
+                                                     region->remote.rkeys, or begins to */
+    /* Goes on with it: TN_PENDING while there is more to do. The region is usable when all
+     * providers say TN_OK, and closed after a failure. Optional. */
+    int (*region_advance)(void *self, struct tn_region *region, uint64_t *done);
+    void (*region_explain)(void *self, struct tn_region *region, char *text,
+                           size_t capacity);                    /* a line per rail. Optional. */
     void (*region_close)(void *self, struct tn_region *region); /* the region is quiet */
     int (*poll)(void *self); /* reap now; number of completions. Optional. */
     int (*arm)(

@@ -34,6 +34,19 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+/* One work request reaches one registration on each side: `limit`, or less up to the next border.
+ */
+static uint64_t within_spans(const struct tn_region *region, uint64_t local,
+                             const struct tn_remote *remote, uint64_t offset, uint64_t limit)
+{
+    if (remote->key_span)
+        limit = least(limit, remote->key_span - offset % remote->key_span);
+    if (region && region->remote.key_span)
+        limit = least(limit, region->remote.key_span -
+                                 (local - region->remote.address) % region->remote.key_span);
+    return limit;
+}
+
 /* One look at each row: it continues the piece before it as far as that may grow, or is the next
  * one. A batch has many ranges: this loop is what each of them costs here. */
 static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
@@ -62,6 +75,8 @@ static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, in
             if (next == full || (next != pieces && (!total || remote != pieces->remote)))
                 break;
             uint64_t limit = next == pieces ? each : least(each, total);
+            if (transfer->split)
+                limit = within_spans(range->local_region, local, remote, to, limit);
             bytes = least(bytes, limit);
             room = limit - bytes;
             *next++ = (struct tn_piece){local, range->local_region, remote, to, bytes};
@@ -222,6 +237,7 @@ void tn_transfer_unreference(struct tn_transfer *transfer)
     pthread_mutex_destroy(&transfer->lock);
     free(transfer->remotes);
     free(transfer->ranges);
+    free(transfer->keys);
     free(transfer->notify);
     free(transfer->returned);
     if (transfer->regions != transfer->few_regions)

@@ -19,6 +19,14 @@ struct tn_piece {
 
 #define TN_TRANSFER_FEW 4
 
+/* How many keys each rail has for the region. */
+static inline uint64_t tn_remote_spans(const struct tn_remote *remote)
+{
+    if (!remote->key_span)
+        return 1;
+    return remote->length / remote->key_span + (remote->length % remote->key_span != 0);
+}
+
 struct tn_cursor {
     uint64_t range, row, offset; /* offset within the row */
 };
@@ -41,6 +49,8 @@ struct tn_transfer {
 
     struct tn_remote *remotes;
     struct tn_range *ranges;
+    uint32_t *keys; /* tables of the remotes that have a key_span */
+    bool split;     /* some region on either side has a key_span */
     uint64_t n_remotes, n_ranges;
     uint64_t bytes; /* total */
     /* The local regions of its ranges, each once (or, where there are many, a few times). */
@@ -95,7 +105,8 @@ struct tn_transfer {
 
 /* Hands out up to `capacity` pieces, all of one remote region, each at most `each` and together at
  * most `total` bytes (at least one piece is handed out if any is left). Neighbours that touch on
- * both sides are one piece. 0: nothing is left, or the transfer has failed. */
+ * both sides are one piece, but none crosses a key_span's border on either side. 0: nothing is
+ * left, or the transfer has failed. */
 int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
                      uint64_t each, uint64_t total);
 /* Nothing is left to hand out, unless something is returned: a link need not keep it queued. */

@@ -113,22 +113,6 @@ static void test_message_limit(void)
     close_pair(&a, &b);
 }
 
-static void test_region_limit(void)
-{
-    ctl("max_mr_size", 2 * MIB);
-    struct end a, b;
-    open_pair(&a, &b);
-    struct tn_range range = end_range(&a, 0, 0, 64);
-    char text[1024];
-    CHECK(a.theirs.memory.rkeys[0] == 0 && a.theirs.second.rkeys[0] != 0);
-    end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL), TN_OK, "tcp");
-    end_finish(end_submit(&a, TN_OP_READ, &a.theirs.second, &range, 1, NULL), TN_OK, "tcp");
-    tn_peer_explain(a.peer, &a.theirs.memory, TN_OP_WRITE, text, sizeof(text));
-    CHECK_TEXT(strstr(text, "verbs: the peer has not registered region"), text);
-    ctl("max_mr_size", 1L << 40);
-    close_pair(&a, &b);
-}
-
 static void test_registration_refused(void)
 {
     struct end a, b;
@@ -354,7 +338,6 @@ int main(void)
     test_full_send_queue();
     test_refused_work_request_is_an_error();
     test_message_limit();
-    test_region_limit();
     test_registration_refused();
     test_notifications();
     test_first_error_is_kept();

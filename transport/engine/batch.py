@@ -32,6 +32,7 @@ OP_NAMES = {READ: "read", WRITE: "write"}
 # remote_stride, remote, reserved.
 RANGE = struct.Struct("<QQQQQqqII")
 _pack = RANGE.pack
+KEY_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,21 @@ class Part:
         return index
 
     def remotes(self) -> bytes:
+        if self.keys():
+            return self._placed()
         return b"".join([owner.native for owner in self.owners])
+
+    def keys(self) -> bytes:
+        """The key tables of the handles that have one."""
+        return b"".join([owner.keys for owner in self.owners if owner.keys])
+
+    def _placed(self) -> bytes:
+        placed: list[bytes] = []
+        at = 0
+        for owner in self.owners:
+            placed.append(owner.native_at(at) if owner.keys else owner.native)
+            at += len(owner.keys) // KEY_BYTES
+        return b"".join(placed)
 
 
 class Batch:

@@ -9,7 +9,7 @@ import concurrent.futures
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transport.engine.batch import OP_NAMES, READ, WRITE
+from transport.engine.batch import KEY_BYTES, OP_NAMES, READ, WRITE
 from transport.engine.core import Flight
 from transport.engine.transfer import Transfer
 from transport.errors import InvalidUse
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _BATCH = ffi.typeof("struct tn_batch *")
 _REMOTES = ffi.typeof("struct tn_remote[]")
 _RANGES = ffi.typeof("struct tn_range[]")
+_KEYS = ffi.typeof("uint32_t[]")
 _BYTES = ffi.typeof("char[]")
 _OUT = ffi.typeof("struct tn_transfer **")
 _NO_DEADLINE = int(lib.TN_NO_DEADLINE)
@@ -72,11 +73,15 @@ def call_with_batch(
     """Lets C make the flight's native transfer of the part's ranges."""
     batch = ffi.new(_BATCH)
     remotes = ffi.from_buffer(_REMOTES, part.remotes())
+    tables = part.keys()
+    keys = ffi.from_buffer(_KEYS, tables) if tables else ffi.NULL
     ranges = ffi.from_buffer(_RANGES, b"".join(part.ranges))
     batch.op = part.op
     batch.providers = mask
     batch.remotes = remotes
     batch.ranges = ranges
+    batch.keys = keys
+    batch.n_keys = len(tables) // KEY_BYTES
     batch.n_remotes = len(part.owners)
     batch.n_ranges = len(part.ranges)
     batch.deadline_ns = deadline

@@ -179,6 +179,16 @@ class RegionTable:
         return self._quarantine
 
 
+def _describe(region: NativeRegion) -> tuple[bytes, bytes]:
+    """The C half of a handle and its key table."""
+    described = ffi.new("struct tn_remote *")
+    lib.tn_region_describe(region.pointer, described)
+    count = lib.tn_region_keys(region.pointer, ffi.NULL, 0)
+    keys = ffi.new("uint32_t[]", count)
+    lib.tn_region_keys(region.pointer, keys, count)
+    return bytes(ffi.buffer(described)), bytes(ffi.buffer(keys))
+
+
 T = TypeVar("T")
 
 
@@ -257,12 +267,10 @@ class Region(Handle):
         """The right to use this region, to be sent to whoever shall have it. Made once."""
         self._check()
         if self._remote is None:
-            described = ffi.new("struct tn_remote *")
             with self._table.gate:
-                lib.tn_region_describe(self._native.pointer, described)
+                native, keys = _describe(self._native)
             incarnation, addresses = self._identity()
-            native = bytes(ffi.buffer(described))
-            owner = Owner.make(incarnation, addresses, native)
+            owner = Owner.make(incarnation, addresses, native, keys)
             offset = self._offset()
             self._remote = RemoteRegion(owner, offset, self._dtype, self._shape, self._strides)
         return self._remote

@@ -23,10 +23,14 @@ if TYPE_CHECKING:
 
     Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
-# struct tn_remote: number, generation, key, address, length, segment_offset, segment, access, rkeys
-NATIVE = struct.Struct("<QQ16sQQQII8I")
+# struct tn_remote: number, generation, key, address, length, segment_offset, segment, access,
+# rkeys, key_span, keys_at, memory
+NATIVE = struct.Struct("<QQ16sQQQII8IQII")
+_PLACE = struct.Struct("<II")  # the last two
 
-_VERSION = 1
+_VERSION = 2
+_MAX_KEYS = 8192  # TN_MAX_KEYS
+_MIN_SPAN = 4096
 _MAX_RANK = 64
 _MAX_ADDRESSES = 64
 _MAX_ADDRESS = 512  # characters
@@ -46,9 +50,12 @@ class Owner(NamedTuple):
     access: Access
     length: int  # of the whole region
     rights: int  # access as bits, for the hot path
+    keys: bytes = b""  # RDMA's key table, where the region has one (struct tn_remote)
 
     @classmethod
-    def make(cls, incarnation: bytes, addresses: Sequence[str], native: bytes) -> Owner:
+    def make(
+        cls, incarnation: bytes, addresses: Sequence[str], native: bytes, keys: bytes = b""
+    ) -> Owner:
         """Checks what may come from outside. Raises InvalidUse."""
         _require(len(incarnation) == INCARNATION_BYTES, "its incarnation is not 16 bytes")
         _require(len(native) == NATIVE.size, "its native part has the wrong size")
@@ -58,9 +65,28 @@ class Owner(NamedTuple):
         address, length, access = fields[3], fields[4], fields[7]
         _require(address + length <= 1 << 64, "it ends beyond the address space")
         _require(access in (1, 2, 3), "its access mode is unknown")
-        return cls(
-            bytes(incarnation), tuple(addresses), bytes(native), Access(access), length, access
-        )
+        _check_keys(length, fields[8:-3], fields[-3:], len(keys))
+        rights = Access(access)
+        names = tuple(addresses)
+        return cls(bytes(incarnation), names, bytes(native), rights, length, access, bytes(keys))
+
+    def native_at(self, keys_at: int) -> bytes:
+        """The C half, for a batch whose tables hold this handle's keys from `keys_at` on."""
+        memory = _PLACE.unpack_from(self.native, NATIVE.size - _PLACE.size)[1]
+        return self.native[: -_PLACE.size] + _PLACE.pack(keys_at, memory)
+
+
+def _check_keys(length: int, rkeys: Sequence[int], tail: tuple[int, int, int], nbytes: int) -> None:
+    """The key table must have a row for each rail, and each row a key for each span."""
+    span, keys_at, memory = tail
+    _require(keys_at == 0 and memory in (0, 1), "its native part is not one that travels")
+    if not span:
+        _require(nbytes == 0, "it has keys that it does not need")
+        return
+    _require(span >= _MIN_SPAN, "the spans of its keys are too small")
+    rails = sum(1 for key in rkeys if key)
+    wanted = rails * -(-length // span)
+    _require(0 < wanted <= _MAX_KEYS and nbytes == 4 * wanted, "its key table is not of its size")
 
 
 class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -74,6 +100,7 @@ class _Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     dtype: str | None
     shape: list[int]
     strides: list[int] | None  # None: contiguous
+    keys: bytes = b""
 
 
 class _Json(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,6 +112,13 @@ class _Json(msgspec.Struct, forbid_unknown_fields=True):
     dtype: str | None
     shape: list[int]
     strides: list[int] | None
+    keys: str = ""
+
+
+class _Versioned(msgspec.Struct, array_like=True):
+    """As much of `_Wire` as all versions have."""
+
+    version: int
 
 
 def _require(fact: bool, otherwise: str) -> None:
@@ -248,6 +282,7 @@ class RemoteRegion:
             self._dtype,
             list(self._shape),
             strides,
+            owner.keys,
         )
         return msgspec.msgpack.encode(wire)
 
@@ -256,11 +291,12 @@ class RemoteRegion:
         """Reads `to_bytes`. Raises InvalidUse for anything else."""
         _require(len(data) <= _MAX_ENCODED, "it is too long")
         try:
+            version = msgspec.msgpack.decode(data, type=_Versioned).version
+            _require(version == _VERSION, f"its version {version} is not {_VERSION}")
             wire = msgspec.msgpack.decode(data, type=_Wire)
         except msgspec.MsgspecError as error:
             raise InvalidUse(f"this is not a remote region: {error}") from None
-        _require(wire.version == _VERSION, f"its version {wire.version} is not {_VERSION}")
-        owner = Owner.make(wire.incarnation, wire.addresses, wire.native)
+        owner = Owner.make(wire.incarnation, wire.addresses, wire.native, wire.keys)
         return cls(owner, wire.offset, wire.dtype, wire.shape, wire.strides)
 
     def to_json(self) -> str:
@@ -275,6 +311,7 @@ class RemoteRegion:
             self._dtype,
             list(self._shape),
             None if self._contiguous else list(self._strides),
+            owner.keys.hex(),
         )
         return msgspec.json.encode(value).decode()
 
@@ -284,11 +321,12 @@ class RemoteRegion:
         _require(len(text) <= 2 * _MAX_ENCODED, "it is too long")
         try:
             value = msgspec.json.decode(text, type=_Json)
-            incarnation, native = map(bytes_.fromhex, (value.incarnation, value.native))
+            texts = value.incarnation, value.native, value.keys
+            incarnation, native, keys = map(bytes_.fromhex, texts)
         except (msgspec.MsgspecError, ValueError) as error:
             raise InvalidUse(f"this is not a remote region: {error}") from None
         _require(value.version == _VERSION, f"its version {value.version} is not {_VERSION}")
-        owner = Owner.make(incarnation, value.addresses, native)
+        owner = Owner.make(incarnation, value.addresses, native, keys)
         return cls(owner, value.offset, value.dtype, value.shape, value.strides)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -300,7 +338,15 @@ class RemoteRegion:
     def _value(self) -> tuple[Any, ...]:
         strides = None if self._contiguous else self._strides
         owner = self._owner
-        return owner.incarnation, owner.native, self._offset, self._dtype, self._shape, strides
+        return (
+            owner.incarnation,
+            owner.native,
+            owner.keys,
+            self._offset,
+            self._dtype,
+            self._shape,
+            strides,
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RemoteRegion):
@@ -327,7 +373,7 @@ def _unpickle(
     shape: Sequence[int],
     strides: Sequence[int] | None,
 ) -> RemoteRegion:
-    checked = Owner.make(owner.incarnation, owner.addresses, owner.native)
+    checked = Owner.make(owner.incarnation, owner.addresses, owner.native, owner.keys)
     # The very object is kept when it is sound: slices that share it stay cheap to batch.
     return RemoteRegion(owner if checked == owner else checked, offset, dtype, shape, strides)
 

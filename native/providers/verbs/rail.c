@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 
+#include "base/parallel.h"
 #include "base/sys.h"
 #include "providers/verbs/verbs.h"
 
@@ -226,6 +227,8 @@ static const struct tn_provider_ops provider_ops = {
     .abi = TN_PROVIDER_ABI,
     .name = "verbs",
     .region_open = tn_verbs_region_open,
+    .region_advance = tn_verbs_region_advance,
+    .region_explain = tn_verbs_region_explain,
     .region_close = tn_verbs_region_close,
     .poll = poll_all,
     .arm = arm_all,
@@ -252,4 +255,14 @@ int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs
     else
         unreference_verbs(verbs);
     return status;
+}
+
+int tn_verbs_split_regions(struct tn_verbs *verbs, uint64_t span_bytes, uint32_t threads)
+{
+    if ((span_bytes && span_bytes < 4096) || threads > TN_MAX_THREADS)
+        return tn_fail(TN_INVALID, "parts of %llu bytes on %u threads",
+                       (unsigned long long)span_bytes, threads);
+    verbs->span_bytes = span_bytes;
+    verbs->threads = threads;
+    return TN_OK;
 }

@@ -1,167 +1,295 @@
-/* Registration: one memory region per rail for each of the engine's regions. */
+/* The engine's regions as the devices know them: on each rail one registration, or one per span
+ * where a device takes less at once. Nothing is shared between regions that peers may use: the key
+ * is the right, and closing one region must not leave its key good because another has the same
+ * bytes. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
+#include "base/parallel.h"
 #include "providers/verbs/verbs.h"
 
-/* The first line of a small file as a word; "unknown" where it cannot be read. */
-static void read_word(const char *path, char *out, size_t capacity)
+/* A region being registered. */
+struct tn_verbs_opening {
+    struct tn_region *region;
+    struct tn_verbs_registration *made;
+    struct tn_verbs_memory memory; /* all of it */
+    uint64_t span, next;           /* the jobs from `next` on are to be done */
+    pthread_mutex_t lock;          /* the first failure of each rail */
+    _Atomic bool failed[TN_MAX_RAILS];
+    int status[TN_MAX_RAILS], error[TN_MAX_RAILS];
+};
+
+static struct tn_verbs_registration *registration(const struct tn_region *region)
 {
-    FILE *file = fopen(path, "re");
-    if (!file || !fgets(out, (int)capacity, file))
-        snprintf(out, capacity, "unknown");
-    if (file)
-        fclose(file);
-    out[strcspn(out, "\n")] = 0;
+    return region->provider_data[TN_PROVIDER_VERBS];
 }
 
-static void lock_limit(char *out, size_t capacity)
+static void fail_rail(struct tn_verbs_opening *opening, uint32_t rail, int status)
 {
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_MEMLOCK, &limit))
-        snprintf(out, capacity, "unknown");
-    else if (limit.rlim_cur == RLIM_INFINITY)
-        snprintf(out, capacity, "unlimited");
-    else
-        snprintf(out, capacity, "%llu bytes", (unsigned long long)limit.rlim_cur);
-}
-
-static int refused(struct tn_verbs_rail *rail, void *address, uint64_t length, int error)
-{
-    const char *device = rail->facts.device;
-    if (error == ENOMEM || error == EAGAIN) {
-        char locked[48], maps[32];
-        lock_limit(locked, sizeof(locked));
-        read_word("/proc/sys/vm/max_map_count", maps, sizeof(maps));
-        return tn_fail(TN_NOMEM,
-                       "%s cannot register %llu bytes: %s. RLIMIT_MEMLOCK is %s (ulimit -l), this "
-                       "engine holds %llu registrations (the device allows %u), vm.max_map_count "
-                       "is %s: raise the one that is too small",
-                       device, (unsigned long long)length, strerror(error), locked,
-                       (unsigned long long)rail->verbs->registrations, rail->facts.max_regions,
-                       maps);
+    pthread_mutex_lock(&opening->lock);
+    if (!atomic_exchange(&opening->failed[rail], true)) {
+        opening->status[rail] = status;
+        opening->error[rail] = tn_last_errno();
+        opening->made->why[rail] = strdup(tn_last_error());
     }
-    errno = error;
-    return tn_fail_errno("%s cannot register %llu bytes at %p%s", device,
-                         (unsigned long long)length, address,
-                         error == EFAULT   ? " (not mapped, or read-only but to be written?)"
-                         : error == EINVAL ? " (huge pages? then set RDMAV_HUGEPAGES_SAFE=1)"
-                                           : "");
-}
-
-int tn_verbs_register(struct tn_verbs_rail *rail, void *address, uint64_t length, int access,
-                      struct ibv_mr **out)
-{
-    struct ibv_mr *mr = rail->lib->reg_mr(rail->pd, address, length, access);
-    if (!mr)
-        return refused(rail, address, length, tn_verbs_errno(-1));
-    atomic_fetch_add(&rail->verbs->registrations, 1);
-    *out = mr;
-    return TN_OK;
-}
-
-bool tn_verbs_deregister(struct tn_verbs_rail *rail, struct ibv_mr *mr)
-{
-    if (rail->lib->dereg_mr(mr))
-        return false;
-    atomic_fetch_sub(&rail->verbs->registrations, 1);
-    return true;
+    pthread_mutex_unlock(&opening->lock);
 }
 
 /* LOCAL_WRITE is asked for even where peers may only read, because our own reads may land in the
  * region; memory that is mapped read-only refuses it (EFAULT) and goes without. */
-static int register_on(struct tn_verbs_rail *rail, struct tn_region *region,
-                       struct tn_verbs_registration *made)
+static int register_part(struct tn_verbs_rail *rail, struct tn_verbs_opening *opening,
+                         struct tn_verbs_memory *part, struct ibv_mr **out)
 {
-    void *address = (void *)(uintptr_t)region->remote.address;
-    uint64_t length = region->remote.length;
-    int access = IBV_ACCESS_LOCAL_WRITE;
-    if (region->remote.access & TN_READ)
-        access |= IBV_ACCESS_REMOTE_READ;
-    if (region->remote.access & TN_WRITE)
-        access |= IBV_ACCESS_REMOTE_WRITE;
-    struct ibv_mr *mr;
-    int status = tn_verbs_register(rail, address, length, access, &mr);
-    bool writable = status == TN_OK;
-    if (!writable && tn_last_errno() == EFAULT && !(region->remote.access & TN_WRITE))
-        status = tn_verbs_register(rail, address, length, access & ~IBV_ACCESS_LOCAL_WRITE, &mr);
-    if (status != TN_OK)
+    int status = tn_verbs_register(rail, part, out);
+    if (status == TN_OK || tn_last_errno() != EFAULT || part->device ||
+        opening->region->remote.access & TN_WRITE)
         return status;
-    made->writable = made->writable && writable;
-    made->lkeys[rail->number] = mr->lkey;
-    atomic_store(&made->mrs[rail->number], mr);
-    region->remote.rkeys[rail->number] = mr->rkey;
-    return TN_OK;
+    part->flags &= ~IBV_ACCESS_LOCAL_WRITE;
+    status = tn_verbs_register(rail, part, out);
+    if (status == TN_OK)
+        atomic_store(&opening->made->read_only, true);
+    return status;
 }
 
-/* The part of the region that peers and we can reach through one rail is all of it or nothing: a
- * registration cut to the device's limit would fail in the middle of a transfer. */
-static bool fits(struct tn_verbs_rail *rail, uint64_t length, struct tn_verbs_registration *made)
+/* Job: one span on one rail. */
+static void register_span(void *context, uint64_t job)
 {
-    if (length == 0)
-        snprintf(made->why, sizeof(made->why), "the region is empty");
-    else if (length > rail->facts.max_region)
-        snprintf(made->why, sizeof(made->why),
-                 "the region's %llu bytes exceed the largest registration of %s, %llu bytes",
-                 (unsigned long long)length, rail->facts.device,
-                 (unsigned long long)rail->facts.max_region);
+    struct tn_verbs_opening *opening = context;
+    struct tn_verbs_registration *made = opening->made;
+    uint64_t at = opening->next + job;
+    uint32_t rail = (uint32_t)(at / made->spans);
+    if (atomic_load(&opening->failed[rail]))
+        return;
+    struct tn_verbs_memory part = opening->memory;
+    uint64_t offset = at % made->spans * opening->span;
+    part.address += offset;
+    part.dmabuf_offset += offset;
+    part.length = part.length - offset < opening->span ? part.length - offset : opening->span;
+    struct ibv_mr *mr;
+    int status = register_part(made->verbs->rails[rail], opening, &part, &mr);
+    if (status == TN_OK)
+        atomic_store(&made->mrs[at], mr);
     else
-        return true;
-    return false;
+        fail_rail(opening, rail, status);
 }
 
 /* False when a device keeps one: it can be tried again. */
-static bool drop(struct tn_verbs_registration *made)
+static bool drop_rail(struct tn_verbs_registration *made, uint32_t rail)
 {
-    struct tn_verbs *verbs = made->verbs;
-    uint32_t rails = atomic_load(&verbs->n_rails);
     bool all = true;
-    for (uint32_t i = 0; i < rails; i++) {
-        struct ibv_mr *mr = atomic_exchange(&made->mrs[i], NULL);
-        if (mr && !tn_verbs_deregister(verbs->rails[i], mr)) {
-            atomic_store(&made->mrs[i], mr);
+    for (uint32_t i = 0; i < made->spans; i++) {
+        _Atomic(struct ibv_mr *) *at = &made->mrs[rail * made->spans + i];
+        struct ibv_mr *mr = atomic_exchange(at, NULL);
+        if (mr && !tn_verbs_deregister(made->verbs->rails[rail], mr)) {
+            atomic_store(at, mr);
             all = false;
         }
     }
     return all;
 }
 
-int tn_verbs_region_open(void *self, struct tn_region *region)
+static bool drop(struct tn_verbs_registration *made)
 {
-    struct tn_verbs *verbs = self;
-    struct tn_verbs_registration *made = calloc(1, sizeof(*made));
+    bool all = true;
+    for (uint32_t i = 0; i < made->rails; i++)
+        all = drop_rail(made, i) && all;
+    return all;
+}
+
+static void end_opening(struct tn_verbs_registration *made)
+{
+    if (made->opening)
+        pthread_mutex_destroy(&made->opening->lock);
+    free(made->opening);
+    made->opening = NULL;
+}
+
+static void free_registration(struct tn_verbs_registration *made)
+{
+    drop(made);
+    end_opening(made);
+    for (uint32_t i = 0; i < TN_MAX_RAILS; i++)
+        free(made->why[i]);
+    free(made);
+}
+
+/* ---- sizes */
+static uint64_t smallest_limit(const struct tn_verbs *verbs, uint32_t rails)
+{
+    uint64_t limit = verbs->span_bytes ? verbs->span_bytes : UINT64_MAX;
+    for (uint32_t i = 0; i < rails; i++)
+        if (verbs->rails[i]->facts.max_region < limit)
+            limit = verbs->rails[i]->facts.max_region;
+    return limit;
+}
+
+/* Bytes of a span: all, or what every rail takes, in whole pages, huge ones where it is that much.
+ */
+static uint64_t choose_span(uint64_t length, uint64_t limit)
+{
+    if (length <= limit)
+        return length;
+    uint64_t unit = limit >= (2u << 20) ? 2u << 20 : 4096;
+    return limit / unit * unit;
+}
+
+static int access_flags(uint32_t access)
+{
+    int flags = IBV_ACCESS_LOCAL_WRITE;
+    if (access & TN_READ)
+        flags |= IBV_ACCESS_REMOTE_READ;
+    if (access & TN_WRITE)
+        flags |= IBV_ACCESS_REMOTE_WRITE;
+    return flags;
+}
+
+/* ---- opening */
+static struct tn_verbs_registration *make(struct tn_verbs *verbs, uint32_t rails, uint32_t spans)
+{
+    struct tn_verbs_registration *made =
+        calloc(1, sizeof(*made) + (size_t)rails * spans * sizeof(made->mrs[0]));
+    if (!made)
+        return NULL;
+    made->verbs = verbs;
+    made->rails = rails;
+    made->spans = spans;
+    return made;
+}
+
+/* A region that no rail will have is no error: other providers carry it. */
+static int without(struct tn_verbs *verbs, struct tn_region *region, const char *why)
+{
+    struct tn_verbs_registration *made = make(verbs, 0, 1);
+    uint32_t rails = atomic_load(&verbs->n_rails);
     if (!made)
         return tn_fail(TN_NOMEM, "out of memory");
-    made->verbs = verbs;
-    made->writable = true;
-    uint32_t rails = atomic_load(&verbs->n_rails);
-    for (uint32_t i = 0; i < rails; i++) {
-        if (!fits(verbs->rails[i], region->remote.length, made))
-            continue;
-        int status = register_on(verbs->rails[i], region, made);
-        if (status == TN_OK)
-            continue;
-        drop(made);
-        memset(region->remote.rkeys, 0, sizeof(region->remote.rkeys));
-        free(made);
-        return status;
-    }
+    for (uint32_t i = 0; i < rails; i++)
+        made->why[i] = strdup(why);
+    region->missing = rails;
     region->provider_data[TN_PROVIDER_VERBS] = made;
     return TN_OK;
 }
 
+static int begin(struct tn_verbs *verbs, struct tn_region *region, uint32_t rails, uint64_t span,
+                 uint32_t spans)
+{
+    struct tn_verbs_registration *made = make(verbs, rails, spans);
+    struct tn_verbs_opening *opening = calloc(1, sizeof(*opening));
+    if (!made || !opening) {
+        free(made);
+        free(opening);
+        return tn_fail(TN_NOMEM, "out of memory");
+    }
+    opening->region = region;
+    opening->made = made;
+    opening->span = span;
+    opening->memory = (struct tn_verbs_memory){
+        .address = region->remote.address,
+        .length = region->remote.length,
+        .flags = access_flags(region->remote.access),
+        .relaxed = true,
+        .device = region->remote.memory == TN_MEMORY_DEVICE,
+        .dmabuf_fd = region->dmabuf_fd,
+        .dmabuf_offset = region->dmabuf_offset,
+    };
+    pthread_mutex_init(&opening->lock, NULL);
+    made->opening = opening;
+    region->provider_data[TN_PROVIDER_VERBS] = made;
+    return TN_OK;
+}
+
+int tn_verbs_region_open(void *self, struct tn_region *region)
+{
+    struct tn_verbs *verbs = self;
+    uint32_t rails = atomic_load(&verbs->n_rails);
+    uint64_t length = region->remote.length;
+    uint64_t span = choose_span(length, smallest_limit(verbs, rails));
+    if (!length)
+        return without(verbs, region, "the region is empty");
+    uint64_t spans = span ? length / span + (length % span != 0) : UINT64_MAX;
+    if (rails && spans > TN_MAX_KEYS / rails) {
+        char why[TN_TEXT_BYTES];
+        snprintf(why, sizeof(why),
+                 "its %llu bytes need more than %d registrations of at most %llu bytes",
+                 (unsigned long long)length, TN_MAX_KEYS, (unsigned long long)span);
+        return without(verbs, region, why);
+    }
+    return begin(verbs, region, rails, span, rails ? (uint32_t)spans : 1);
+}
+
+static int publish_keys(struct tn_region *region, struct tn_verbs_registration *made,
+                        uint32_t usable)
+{
+    region->keys = calloc((size_t)usable * made->spans, sizeof(*region->keys));
+    if (!region->keys)
+        return tn_fail(TN_NOMEM, "out of memory");
+    for (uint32_t rail = 0; rail < made->rails; rail++)
+        for (uint32_t i = 0; made->lkeys[rail] && i < made->spans; i++)
+            region->keys[region->n_keys++] = atomic_load(&made->mrs[rail * made->spans + i])->rkey;
+    region->remote.key_span = made->opening->span;
+    return TN_OK;
+}
+
+static int refuse_all(const struct tn_verbs_opening *opening)
+{
+    const char *why = opening->made->why[0];
+    return tn_fail_as(opening->status[0], opening->error[0], "%s", why ? why : "out of memory");
+}
+
+/* A rail has all of the region or nothing of it; a region that no rail could register is refused,
+ * and one that some could lacks the others, visibly. */
+static int finish(struct tn_region *region, struct tn_verbs_registration *made)
+{
+    uint32_t usable = 0;
+    for (uint32_t rail = 0; rail < made->rails; rail++) {
+        if (made->opening->failed[rail]) {
+            drop_rail(made, rail);
+            continue;
+        }
+        struct ibv_mr *first = atomic_load(&made->mrs[rail * made->spans]);
+        made->lkeys[rail] = first->lkey;
+        region->remote.rkeys[rail] = first->rkey;
+        usable++;
+    }
+    region->missing = made->rails - usable;
+    int status = TN_OK;
+    if (made->rails && !usable)
+        status = refuse_all(made->opening);
+    else if (made->spans > 1)
+        status = publish_keys(region, made, usable);
+    end_opening(made);
+    return status;
+}
+
+int tn_verbs_region_advance(void *self, struct tn_region *region, uint64_t *done)
+{
+    const struct tn_verbs *verbs = self;
+    struct tn_verbs_registration *made = registration(region);
+    struct tn_verbs_opening *opening = made ? made->opening : NULL;
+    *done = region->remote.length;
+    if (!opening)
+        return TN_OK;
+    uint64_t jobs = (uint64_t)made->rails * made->spans, left = jobs - opening->next;
+    uint32_t threads = verbs->threads ? verbs->threads : 1;
+    uint64_t now = left < threads ? left : threads;
+    tn_parallel_run(threads, now, register_span, opening);
+    opening->next += now;
+    if (opening->next == jobs)
+        return finish(region, made);
+    *done = (uint64_t)((__int128)region->remote.length * opening->next / jobs);
+    return TN_PENDING;
+}
+
+/* ---- closing */
 void tn_verbs_region_close(void *self, struct tn_region *region)
 {
     (void)self;
-    struct tn_verbs_registration *made = region->provider_data[TN_PROVIDER_VERBS];
-    if (!made)
-        return;
+    struct tn_verbs_registration *made = registration(region);
     region->provider_data[TN_PROVIDER_VERBS] = NULL;
-    drop(made);
-    free(made);
+    if (made)
+        free_registration(made);
 }
 
 /* Deregistering is what makes the NIC refuse the peer, and it is all or nothing: our own transfers
@@ -169,10 +297,33 @@ void tn_verbs_region_close(void *self, struct tn_region *region)
  * first. */
 int tn_verbs_region_revoke(struct tn_region *region)
 {
-    struct tn_verbs_registration *made = region->provider_data[TN_PROVIDER_VERBS];
+    struct tn_verbs_registration *made = registration(region);
     if (!made)
         return 1;
     if (atomic_load_explicit(&region->users, memory_order_acquire))
         return 0;
     return drop(made);
+}
+
+void tn_verbs_region_explain(void *self, struct tn_region *region, char *text, size_t capacity)
+{
+    const struct tn_verbs *verbs = self;
+    const struct tn_verbs_registration *made = registration(region);
+    uint32_t rails = atomic_load(&verbs->n_rails);
+    size_t used = 0;
+    text[0] = 0;
+    for (uint32_t i = 0; i < rails && used < capacity; i++) {
+        const struct tn_verbs_port *facts = &verbs->rails[i]->facts;
+        char what[512];
+        if (made && made->lkeys[i])
+            snprintf(what, sizeof(what), "%u registration%s%s", made->spans,
+                     made->spans == 1 ? "" : "s",
+                     atomic_load(&made->read_only) ? ", read-only memory" : "");
+        else
+            snprintf(what, sizeof(what), "not registered: %s",
+                     made && made->why[i] ? made->why[i] : "opened before the device was");
+        int printed =
+            snprintf(text + used, capacity - used, "%s:%u: %s\n", facts->device, facts->port, what);
+        used += printed > 0 ? (size_t)printed : 0;
+    }
 }

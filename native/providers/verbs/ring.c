@@ -32,11 +32,14 @@ int tn_verbs_ring_open(struct tn_verbs_connection *connection)
     connection->staged = (struct tn_verbs_note *)(memory + ring);
     connection->ring_bytes = ring + staged;
     connection->staged_free = (1u << TN_VERBS_STAGED) - 1;
-    int status = tn_verbs_register(
-        rail, memory, ring, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE, &connection->ring_mr);
+    struct tn_verbs_memory in = {.address = (uintptr_t)memory,
+                                 .length = ring,
+                                 .flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
+    struct tn_verbs_memory out = {
+        .address = (uintptr_t)memory + ring, .length = staged, .flags = IBV_ACCESS_LOCAL_WRITE};
+    int status = tn_verbs_register(rail, &in, &connection->ring_mr);
     if (status == TN_OK)
-        status = tn_verbs_register(rail, memory + ring, staged, IBV_ACCESS_LOCAL_WRITE,
-                                   &connection->staged_mr);
+        status = tn_verbs_register(rail, &out, &connection->staged_mr);
     if (status != TN_OK)
         tn_verbs_ring_free(connection);
     return status;

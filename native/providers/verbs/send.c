@@ -23,11 +23,13 @@ static int check_local(const struct tn_verbs_connection *connection, const struc
     if (!region)
         return refuse(why, capacity, "the local memory is not registered%.0llu%s", 0, "");
     const struct tn_verbs_registration *made = registration(region);
-    if (!made || !made->lkeys[connection->rail->number])
+    uint32_t rail = connection->rail->number;
+    if (!made || !made->lkeys[rail])
         return refuse(why, capacity, "region %llu is not registered with this device: %s",
                       region->remote.number,
-                      made && made->why[0] ? made->why : "it was opened before the device was");
-    if (op == TN_OP_READ && !made->writable)
+                      made && made->why[rail] ? made->why[rail]
+                                              : "it was opened before the device was");
+    if (op == TN_OP_READ && atomic_load_explicit(&made->read_only, memory_order_relaxed))
         return refuse(why, capacity, "region %llu is read-only memory%s", region->remote.number,
                       "");
     return TN_OK;
@@ -94,9 +96,11 @@ static void build_piece(struct tn_verbs_connection *connection, struct tn_transf
     request->opcode = transfer->op == TN_OP_READ ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
     request->sg_list->addr = piece->local;
     request->sg_list->length = (uint32_t)piece->length;
-    request->sg_list->lkey = registration(piece->local_region)->lkeys[connection->rail->number];
+    request->sg_list->lkey =
+        tn_verbs_lkey(piece->local_region, connection->rail->number, piece->local);
     request->wr.rdma.remote_addr = piece->remote->address + piece->remote_offset;
-    request->wr.rdma.rkey = piece->remote->rkeys[connection->remote_rail];
+    request->wr.rdma.rkey =
+        tn_verbs_rkey(piece->remote, transfer->keys, connection->remote_rail, piece->remote_offset);
 }
 
 static uint32_t room(const struct tn_verbs_connection *connection)

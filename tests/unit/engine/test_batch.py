@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.engine.batch import RANGE, READ, WRITE, Batch, Read, Write
+from transport.engine.batch import RANGE, READ, WRITE, Batch, Part, Read, Write
 from transport.errors import InvalidUse, RemoteAccessError
 from transport.memory.remote import NATIVE, Owner, RemoteRegion
 
@@ -22,7 +23,7 @@ class Far:
         self.array = array
         low, high = np.lib.array_utils.byte_bounds(array) if array.size else (0, 0)
         self.base = low
-        native = NATIVE.pack(number, 1, b"k" * 16, low, high - low, 0, 0, access, *[0] * 8)
+        native = NATIVE.pack(number, 1, b"k" * 16, low, high - low, 0, 0, access, *[0] * 11)
         owner = Owner.make(incarnation, (), native)
         offset = array.__array_interface__["data"][0] - low if array.size else 0
         self.remote = RemoteRegion(owner, offset, array.dtype.name, array.shape, array.strides)
@@ -164,3 +165,21 @@ def test_the_remote_side_must_be_a_handle(remote):
 def test_requests_are_reads_and_writes():
     with pytest.raises(InvalidUse, match="a Read or a Write"):
         Batch().add_request(("read", 1))
+
+
+def test_key_tables_are_placed_one_after_another():
+    """B19: each handle finds its own keys in the table of the batch."""
+    owners = []
+    for number, spans in ((1, 3), (2, 0), (3, 2)):
+        length, span = (spans * 4096, 4096) if spans else (100, 0)
+        native = NATIVE.pack(
+            number, 1, b"k" * 16, 0, length, 0, 0, 3, number, *[0] * 7, span, 0, number % 2
+        )
+        keys = struct.pack(f"<{spans}I", *range(10 * number, 10 * number + spans))
+        owners.append(Owner.make(b"i" * 16, (), native, keys))
+    part = Part(owners[0], READ)
+    assert [part.remote_index(owner) for owner in owners] == [0, 1, 2]
+    packed = part.remotes()
+    remotes = [NATIVE.unpack_from(packed, i * NATIVE.size) for i in range(3)]
+    assert [fields[-2:] for fields in remotes] == [(0, 1), (0, 0), (3, 1)]
+    assert struct.unpack("<5I", part.keys()) == (10, 11, 12, 30, 31)

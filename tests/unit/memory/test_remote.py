@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import struct
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ from transport.types import Access
 
 
 def owner(length=4096, access=3, key=b"k" * 16, incarnation=b"i" * 16, address=0x1000):
-    native = NATIVE.pack(7, 9, key, address, length, 0, 0xFFFFFFFF, access, *range(8))
+    native = NATIVE.pack(7, 9, key, address, length, 0, 0xFFFFFFFF, access, *range(8), 0, 0, 0)
     return Owner.make(incarnation, ("unix:@x", "10.0.0.1:80"), native)
 
 
@@ -100,7 +102,9 @@ def test_a_changed_byte_is_refused_or_yields_a_sound_region(at, value):
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
+        {"keys": "00000000"},
+        {"keys": "z"},
         {"dtype": "float33"},
         {"shape": [-1]},
         {"shape": [1 << 63]},
@@ -222,3 +226,66 @@ def test_bytes_are_counted_in_whole_numbers(bounds):
 def test_slices_that_are_none(index):
     with pytest.raises(InvalidUse):
         remote()[index]
+
+
+# ------------------------------------------------------------------------------------- key tables
+def native_with_keys(length=10_000, span=4096, rkeys=(5, 0, 6), keys_at=0, memory=0):
+    rkeys = (*rkeys, *[0] * (8 - len(rkeys)))
+    return NATIVE.pack(
+        7, 9, b"k" * 16, 0x1000, length, 0, 0xFFFFFFFF, 3, *rkeys, span, keys_at, memory
+    )
+
+
+KEYS = struct.pack("<6I", 5, 51, 52, 6, 61, 62)  # three spans on each of two rails
+
+
+def split(**more):
+    return Owner.make(b"i" * 16, (), native_with_keys(**more), KEYS)
+
+
+@pytest.mark.parametrize("way", ways.values(), ids=ways.keys())
+def test_a_key_table_travels(way):
+    """B1: a region above the device's limit has a key for each part of it."""
+    whole = RemoteRegion(split(), 16, None, (9000,))
+    back = way(whole[100:200])
+    assert back == whole[100:200]
+    assert back._owner.keys == KEYS
+    other = Owner.make(b"i" * 16, (), native_with_keys(), KEYS[:-1] + b"x")
+    assert RemoteRegion(other, 16, None, (9000,)) != whole
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"span": 0},
+        {"span": 1},
+        {"span": 4095},
+        {"span": 5000},
+        {"span": 1 << 63, "length": 1 << 62},
+        {"length": 4096},
+        {"length": (1 << 64) - 0x1000},
+        {"rkeys": (0,)},
+        {"rkeys": (1, 2, 3)},
+        {"keys_at": 1},
+        {"memory": 2},
+    ],
+    ids=str,
+)
+def test_a_key_table_of_another_size_is_refused(change):
+    with pytest.raises(InvalidUse):
+        split(**change)
+
+
+def test_the_largest_key_table_is_refused_beyond_its_bound():
+    native = native_with_keys(length=4096 * 8193, rkeys=(1,))
+    with pytest.raises(InvalidUse, match="key table"):
+        Owner.make(b"i" * 16, (), native, bytes(4 * 8193))
+    native = native_with_keys(length=4096 * 8192, rkeys=(1,))
+    region = RemoteRegion(Owner.make(b"i" * 16, (), native, bytes(4 * 8192)), 0, None, (10,))
+    for way in ways.values():
+        assert way(region) == region
+
+
+def test_a_handle_of_another_version_is_named_so():
+    with pytest.raises(InvalidUse, match="version 1 is not 2"):
+        RemoteRegion.from_bytes(msgspec.msgpack.encode([1, b"i" * 16, [], b"n" * 96, 0, None, []]))
