@@ -10,7 +10,7 @@
 struct tn_engine *pair_engine(uint8_t mark, uint32_t depth)
 {
     struct tn_engine_options options = {.incarnation = {mark},
-                                        .liveness_ns = 2ull * SECOND,
+                                        .liveness_ns = LONG,
                                         .inline_bytes = 65536,
                                         .chunk_bytes = MIB,
                                         .notify_depth = depth,
@@ -59,7 +59,7 @@ void pair_open(struct side *a, struct side *b, size_t bytes, uint32_t depth)
 
 void pair_close_side(struct side *side)
 {
-    CHECK(tn_region_close(side->region, SECOND) == TN_OK);
+    CHECK(tn_region_close(side->region, LONG) == TN_OK);
     tn_region_release(side->region);
     tn_peer_release(side->peer);
     tn_engine_close(side->engine);
@@ -100,19 +100,17 @@ struct tn_transfer *pair_start(struct side *from, const struct tn_remote *remote
 void pair_finish(struct tn_transfer *transfer, int expected)
 {
     struct tn_result result;
-    int status = tn_transfer_wait(transfer, 5ull * SECOND);
+    int status = tn_transfer_wait(transfer, LONG);
     tn_transfer_result(transfer, &result);
     CHECK_TEXT(status == expected, result.text);
-    CHECK(tn_transfer_wait_quiet(transfer, 5ull * SECOND) == 1);
+    CHECK(tn_transfer_wait_quiet(transfer, LONG) == 1);
     tn_transfer_release(transfer);
 }
 
 int pair_next_event(struct tn_engine *engine, struct tn_event *event, void *buffer)
 {
-    for (int i = 0; i < 1000; i++) {
+    for (uint64_t end = tn_now() + LONG; tn_now() < end; usleep(1000))
         if (tn_engine_next_event(engine, event, buffer))
             return 1;
-        usleep(1000);
-    }
     return 0;
 }

@@ -8,7 +8,8 @@
 #include "transport_native.h"
 
 #define MIB (1024u * 1024u)
-#define SECOND 1000000000u
+#define SECOND UINT64_C(1000000000)
+#define LONG (60 * SECOND) /* a busy machine is slow; nothing should come near it */
 
 struct side {
     struct tn_engine *engine;

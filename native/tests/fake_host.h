@@ -68,7 +68,7 @@ void fake_pair_close(struct fake_host *a, struct fake_host *b);
 /* Turns both until the condition holds; fails the test after `seconds`. */
 #define FAKE_UNTIL(a, b, condition)                           \
     do {                                                      \
-        uint64_t fake_end = tn_now() + UINT64_C(20000000000); \
+        uint64_t fake_end = tn_now() + UINT64_C(60000000000); \
         while (!(condition)) {                                \
             CHECK_TEXT(tn_now() < fake_end, "in time");       \
             fake_host_turn(a, 0);                             \

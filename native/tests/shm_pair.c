@@ -126,7 +126,7 @@ static int owner_verify(const struct owned *owned, const struct shm_request *req
 static int owner_close(struct owned *owned)
 {
     tn_regions_revoke(owned->region);
-    uint64_t end = tn_now() + 250000000;
+    uint64_t end = tn_now() + UINT64_C(60000000000);
     while (!tn_regions_unguarded(owned->region))
         if (tn_now() > end)
             return TN_DEADLINE;

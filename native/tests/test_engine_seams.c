@@ -1,6 +1,7 @@
 /* The seams between the engine and its links, and between its threads: a link under the test's
  * control stops time where it hurts. */
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -171,7 +172,7 @@ static void test_peer_goes_while_it_is_notified(void)
     tn_transfer_cancel(comes);
     pair_finish(comes, TN_CANCELLED);
     tn_peer_release(other.peer);
-    CHECK(tn_region_close(a.region, SECOND) == TN_OK);
+    CHECK(tn_region_close(a.region, LONG) == TN_OK);
     tn_region_release(a.region);
     tn_engine_close(a.engine);
     CHECK(puppet.done && !puppet.freed_inside);
@@ -202,9 +203,8 @@ static void test_notification_before_the_stream(void)
     CHECK(tn_notification_poll(b.engine, &got) == 1 && got.region_number == 7);
     CHECK(tn_peer_up(b.peer, fds[1], TN_PROVIDER_SHM, 1) == TN_OK);
     /* The only credit must have come back. */
-    pair_finish(
-        pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "later", tn_now() + 5ull * SECOND),
-        TN_OK);
+    pair_finish(pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "later", tn_now() + LONG),
+                TN_OK);
     pair_close_side(&a);
     pair_close_side(&b);
 }
@@ -229,11 +229,11 @@ static void test_notifications_to_nobody(void)
     struct tn_transfer *transfers[6];
     open_puppet(&puppet, &a, &b, 2);
     int fd = join_nobody(&a);
-    uint64_t soon = tn_now() + 20000000;
+    uint64_t soon = tn_now() + SECOND; /* the first two are sent before */
     for (int i = 0; i < 6; i++)
         transfers[i] = pair_start(&a, &b.remote, TN_OP_WRITE, a.memory, 64, "x",
                                   i % 2 ? soon : TN_NO_DEADLINE);
-    CHECK(tn_transfer_wait(transfers[1], SECOND) == TN_DEADLINE);
+    CHECK(tn_transfer_wait(transfers[1], LONG) == TN_DEADLINE);
     CHECK_TEXT(!tn_transfer_quiet(transfers[1]), "its notification may still arrive");
     pair_finish(transfers[3], TN_DEADLINE);
     tn_transfer_cancel(transfers[4]);
@@ -306,7 +306,7 @@ static void *put_down(void *argument)
 {
     atomic_store(&go, 1);
     while (atomic_load(&go) != 2)
-        ;
+        sched_yield();
     tn_peer_down(argument, TN_PEER_LOST, "put down while it came up");
     return NULL;
 }
@@ -329,7 +329,7 @@ static void test_up_against_down(void)
         atomic_store(&go, 0);
         CHECK(pthread_create(&thread, NULL, put_down, a.peer) == 0);
         while (!atomic_load(&go))
-            ;
+            sched_yield();
         atomic_store(&go, 2);
         int status = tn_peer_up(a.peer, fds[0], TN_PROVIDER_SHM, 4);
         CHECK(status == TN_OK || tn_peer_state(a.peer) < 0);
@@ -338,7 +338,7 @@ static void test_up_against_down(void)
         tn_peer_release(a.peer);
         CHECK(pair_next_event(a.engine, &event, buffer) && event.kind == TN_EVENT_PEER_DOWN);
     }
-    CHECK(tn_region_close(a.region, SECOND) == TN_OK);
+    CHECK(tn_region_close(a.region, LONG) == TN_OK);
     tn_region_release(a.region);
     tn_engine_close(a.engine);
     free(a.memory);
@@ -365,24 +365,33 @@ static int stop_at_gate(void *self)
 static const struct tn_provider_ops gate_ops = {
     .abi = TN_PROVIDER_ABI, .name = "gate", .poll = stop_at_gate};
 
-/* The driver has found out how long it may sleep, and a nearer deadline is set before it does. */
-static void test_deadline_set_before_the_driver_sleeps(void)
+/* How late a deadline is kept that is set when the driver has found out how long it may sleep. */
+static uint64_t late_behind_the_gate(struct side *a)
 {
-    struct side a = {0};
-    pair_open_side(&a, 1, 4096, 4);
-    pair_open_peer(&a, 2); /* and never connected */
-    CHECK(tn_engine_provider(a.engine, TN_PROVIDER_FIRST_FOREIGN, &gate_ops, NULL) == TN_OK);
     atomic_store(&gate, 1);
     while (atomic_load(&gate) != 2) /* it sleeps for a second at most */
         usleep(100);
     uint64_t deadline = tn_now() + 10000000;
     struct tn_transfer *transfer =
-        pair_start(&a, &a.remote, TN_OP_READ, a.memory, 64, NULL, deadline);
+        pair_start(a, &a->remote, TN_OP_READ, a->memory, 64, NULL, deadline);
     atomic_store(&gate, 0);
     while (tn_transfer_status(transfer) == TN_PENDING)
         usleep(100);
-    CHECK_TEXT(tn_now() < deadline + SECOND / 2, "the deadline was slept through");
+    uint64_t late = tn_now() - deadline;
     pair_finish(transfer, TN_DEADLINE);
+    return late;
+}
+
+static void test_deadline_set_before_the_driver_sleeps(void)
+{
+    struct side a = {0};
+    int tries = 1;
+    pair_open_side(&a, 1, 4096, 4);
+    pair_open_peer(&a, 2); /* and never connected */
+    CHECK(tn_engine_provider(a.engine, TN_PROVIDER_FIRST_FOREIGN, &gate_ops, NULL) == TN_OK);
+    /* A busy machine can be late sometimes, a driver that sleeps on is late always. */
+    while (late_behind_the_gate(&a) >= SECOND / 2)
+        CHECK_TEXT(tries++ < 10, "the deadline was slept through");
     pair_close_side(&a);
 }
 
@@ -423,7 +432,7 @@ struct sleeper {
 static void *sleep_on(void *argument)
 {
     struct sleeper *sleeper = argument;
-    tn_transfer_wait(sleeper->transfer, 20ull * SECOND);
+    tn_transfer_wait(sleeper->transfer, LONG);
     atomic_store(&sleeper->back, true);
     return NULL;
 }
@@ -466,7 +475,7 @@ static void test_signals(void)
     }
     usleep(20000);
     for (int i = 2; i >= 0; i--) {
-        for (int k = 0; k < 1000 && !atomic_load(&sleepers[i].back); k++) {
+        for (int k = 0; k < 4000 && !atomic_load(&sleepers[i].back); k++) {
             pthread_kill(threads[i], SIGUSR1);
             usleep(5000); /* a signal that comes before the sleep is nobody's */
         }

@@ -328,33 +328,48 @@ static void test_farewell(bool is_unix)
 
 #define MS UINT64_C(1000000)
 
+/* Both turn for longer than their liveness. False: the machine stood still for so long that they
+ * could not hear each other. */
+static bool idle_together(struct fake_host *a, struct fake_host *b)
+{
+    uint64_t begin = tn_now(), last = begin, now;
+    for (; (now = tn_now()) < begin + 900 * MS; last = now) {
+        if (now - last > 100 * MS)
+            return false;
+        uint64_t next = tn_link_tick(a->link, now);
+        CHECK(next > now && next <= now + 100 * MS);
+        tn_link_tick(b->link, now);
+        turns(a, 1);
+        turns(b, 1);
+        usleep(2000);
+    }
+    return now - last <= 100 * MS;
+}
+
 /* Heartbeats keep an idle pair alive; a peer that is stopped is lost, with a text that says for
  * how long. */
 static void test_silence(bool is_unix)
 {
     struct fake_host a, b;
-    fake_pair(&a, &b, is_unix, &(struct fake_options){.liveness_ns = 400 * MS});
-    uint64_t end = tn_now() + 900 * MS;
-    while (tn_now() < end) {
-        uint64_t now = tn_now(), next = tn_link_tick(a.link, now);
-        CHECK(next > now && next <= now + 100 * MS);
-        tn_link_tick(b.link, tn_now());
-        turns(&a, 1);
-        turns(&b, 1);
-        usleep(2000);
+    struct fake_options options = {.liveness_ns = 400 * MS};
+    fake_pair(&a, &b, is_unix, &options);
+    for (int tries = 1; !idle_together(&a, &b); tries++) {
+        CHECK(tries < 30);
+        fake_pair_close(&a, &b);
+        fake_pair(&a, &b, is_unix, &options);
     }
     CHECK(!fake_down(&a) && !fake_down(&b));
     struct tn_link_stats stats;
     tn_link_stats(a.link, &stats);
     CHECK(stats.heartbeats_sent >= 2 && stats.heartbeats_sent <= 10);
-    uint64_t begin = tn_now();
-    while (!fake_down(&a) && tn_now() < begin + 5000 * MS) {
+    uint64_t end = tn_now() + 60000 * MS;
+    while (!fake_down(&a) && tn_now() < end) {
         tn_link_tick(a.link, tn_now());
         turns(&a, 1);
         usleep(2000);
     }
-    CHECK(fake_down(&a) == TN_PEER_LOST && tn_now() - begin > 250 * MS);
-    CHECK_TEXT(strstr(a.down_text, "silent for 0."), a.down_text);
+    CHECK(fake_down(&a) == TN_PEER_LOST && tn_now() - stats.last_heard_ns >= 400 * MS);
+    CHECK_TEXT(strstr(a.down_text, "silent for "), a.down_text);
     fake_pair_close(&a, &b);
 }
 
@@ -393,8 +408,9 @@ static void test_own_sleep(bool is_unix)
     usleep(150000);
     tn_link_tick(a.link, tn_now());
     CHECK(!fake_down(&a));
+    uint64_t now = tn_now();
     turns(&a, 2);
-    tn_link_tick(a.link, tn_now());
+    tn_link_tick(a.link, now); /* not the time now: it may have slept again */
     CHECK(!fake_down(&a));
     fake_pair_close(&a, &b);
 }
@@ -412,7 +428,7 @@ static void test_takes_nothing(void)
     while (tn_link_send_control(a.link, bytes, sizeof(bytes)) == TN_OK)
         ;
     uint64_t begin = tn_now();
-    while (!fake_down(&a) && tn_now() < begin + 5000 * MS) {
+    while (!fake_down(&a) && tn_now() < begin + 60000 * MS) {
         CHECK(send(fds[1], &pong, sizeof(pong), MSG_NOSIGNAL) == sizeof(pong));
         tn_link_tick(a.link, tn_now());
         turns(&a, 1);

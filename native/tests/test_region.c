@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -233,7 +234,7 @@ static void test_acquire_against_revoke(void)
         usleep(200);
         tn_regions_revoke(region);
         while (atomic_load(&region->users))
-            ;
+            sched_yield();
         for (int i = 0; i < 100; i++)
             CHECK(atomic_load(&region->users) == 0);
         tn_regions_remove(region);

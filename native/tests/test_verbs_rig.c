@@ -125,7 +125,7 @@ static void serve(struct end *end)
             if (i % 10 == 9)
                 reply(end, text);
         } else if (strcmp(text, "close") == 0) {
-            CHECK(tn_region_close(end->second, 5 * SECOND) == TN_OK);
+            CHECK(tn_region_close(end->second, LONG) == TN_OK);
             reply(end, "closed");
         } else if (strcmp(text, "bye") == 0) {
             usleep(100000); /* the acknowledgement may leave after the completion has come */

@@ -26,7 +26,7 @@ static void open_rail(struct end *end, const char *device)
 void end_open(struct end *end, const char *library, const char *device, uint8_t mark, size_t bytes)
 {
     struct tn_engine_options options = {.incarnation = {mark},
-                                        .liveness_ns = 5 * SECOND,
+                                        .liveness_ns = LONG,
                                         .inline_bytes = 65536,
                                         .chunk_bytes = MIB,
                                         .notify_depth = END_DEPTH,
@@ -72,9 +72,9 @@ void end_up(struct end *end, int fd)
 
 void end_close(struct end *end)
 {
-    CHECK(tn_region_close(end->region, 5 * SECOND) == TN_OK);
+    CHECK(tn_region_close(end->region, LONG) == TN_OK);
     tn_region_release(end->region);
-    CHECK(tn_region_close(end->second, 5 * SECOND) == TN_OK);
+    CHECK(tn_region_close(end->second, LONG) == TN_OK);
     tn_region_release(end->second);
     if (end->peer)
         tn_peer_release(end->peer);
@@ -100,7 +100,7 @@ struct tn_transfer *end_submit(struct end *end, uint32_t op, const struct tn_rem
                              .ranges = ranges,
                              .n_remotes = 1,
                              .n_ranges = n_ranges,
-                             .deadline_ns = tn_now() + 20 * SECOND,
+                             .deadline_ns = tn_now() + LONG,
                              .notify = notify,
                              .notify_length = notify ? (uint32_t)strlen(notify) : 0};
     struct tn_transfer *transfer;
@@ -111,8 +111,8 @@ struct tn_transfer *end_submit(struct end *end, uint32_t op, const struct tn_rem
 struct tn_result end_result(struct tn_transfer *transfer)
 {
     struct tn_result result;
-    tn_transfer_wait(transfer, 30 * SECOND);
-    CHECK(tn_transfer_wait_quiet(transfer, 5 * SECOND) == 1);
+    tn_transfer_wait(transfer, LONG);
+    CHECK(tn_transfer_wait_quiet(transfer, LONG) == 1);
     tn_transfer_result(transfer, &result);
     tn_transfer_release(transfer);
     return result;
@@ -129,7 +129,7 @@ void end_finish(struct tn_transfer *transfer, int expected, const char *path)
 void end_expect_note(struct end *end, char *text, size_t capacity)
 {
     struct tn_notification got;
-    CHECK(tn_notification_wait(end->engine, 20 * SECOND) == 1);
+    CHECK(tn_notification_wait(end->engine, LONG) == 1);
     CHECK(tn_notification_poll(end->engine, &got) == 1);
     CHECK(got.length < capacity);
     memcpy(text, got.payload, got.length);

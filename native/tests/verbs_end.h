@@ -10,7 +10,8 @@
 
 #define MIB (1u << 20)
 #define SECOND UINT64_C(1000000000)
-#define END_DEPTH 16u /* notifications */
+#define LONG (60 * SECOND) /* a busy machine is slow; nothing should come near it */
+#define END_DEPTH 16u      /* notifications */
 #define END_SENDS 128u
 
 struct end_greeting {
