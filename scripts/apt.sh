@@ -25,10 +25,14 @@ fi
 
 install() {
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
-        -o DPkg::Lock::Timeout=300 "${missing[@]}" >/dev/null
+        -o DPkg::Lock::Timeout=600 -o Acquire::Retries=3 "${missing[@]}" >/dev/null
 }
 echo "apt.sh: installing ${missing[*]}"
 # The package lists of a fresh machine are absent or old: try first, update once when that fails.
 install 2>/dev/null && exit 0
-"${as_root[@]}" apt-get update -qq
+# Whoever else updates holds a lock that apt does not wait for.
+for pause in 5 15 45 0; do
+    "${as_root[@]}" apt-get update -qq -o Acquire::Retries=3 && break
+    sleep "$pause"
+done
 install

@@ -12,7 +12,7 @@ for program in "$@"; do
     mkdir -p "$found"
     dirs=("$found")
     [[ -d $seeds ]] && dirs+=("$seeds")
-    if (cd "$build" && timeout --kill-after=5 $((seconds + 60)) "$program" -max_total_time="$seconds" -timeout=10 \
+    if (cd "$build" && timeout --kill-after=5 $((seconds + 300)) "$program" -max_total_time="$seconds" -timeout=60 \
         -rss_limit_mb=2048 -print_final_stats=1 -artifact_prefix="$build/crash-$name-" "${dirs[@]}") >"$log" 2>&1; then
         echo "fuzz $name: $(awk '/number_of_executed_units/ { print $2 }' "$log") inputs, nothing found"
     else

@@ -7,8 +7,8 @@
 # and so do the variables named in RIG_ENV.
 #
 #   SHARE=DIR          mounted read-write at the same path
-#   RIG_TIMEOUT=900    seconds for the script; then it is ended, with a list of what ran, and the status is 124
-#   RIG_BOOT_TIMEOUT=60
+#   RIG_TIMEOUT=2400    seconds for the script; then it is ended, with a list of what ran, and the status is 124
+#   RIG_BOOT_TIMEOUT=300
 #   RIG_CONSOLE=FILE   keep the guest kernel's messages there
 #   RIG_KERNEL=FILE    use this kernel
 #   MEM=6G NCPUS=2     the guest's size; memory is taken when it is touched
@@ -128,7 +128,7 @@ term=
 if [ "${1:-}" = --tty ]; then shift; term=${TERM:-dumb}; fi
 [ -f "${1:-}" ] || rig_die "usage: run.sh SCRIPT [ARGS...]"
 script=$(readlink -f "$1"); shift
-timeout=${RIG_TIMEOUT:-900} boot_timeout=${RIG_BOOT_TIMEOUT:-60}
+timeout=${RIG_TIMEOUT:-2400} boot_timeout=${RIG_BOOT_TIMEOUT:-300}
 kernel=$(rig_kernel) || rig_die "no guest kernel: run tests/rig/setup.sh"
 share=
 if [ -n "${SHARE:-}" ]; then mkdir -p "$SHARE"; share=$(readlink -f "$SHARE"); fi

@@ -36,7 +36,7 @@ rig_wait_device() {
   # shellcheck disable=SC2016
   ip netns exec "$1" bash -c '
     port=/sys/class/infiniband/$1/ports/1
-    for ((i = 0; i < 100; i++)); do
+    for ((i = 0; i < 1200; i++)); do
       case $(<$port/state):$(<$port/gids/1) in 4:*:0000:0000:0000:0000) ;; 4:*:ffff:*) exit 0 ;; esac
       sleep 0.05
     done
