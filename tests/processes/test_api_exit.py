@@ -103,7 +103,7 @@ os.kill(os.getpid(), signal.%s)
 import transport
 from transport import RemoteRegion
 try:
-    servant.engine.read(RemoteRegion.from_json(text), bytearray(100)).wait(10)
+    servant.engine.read(RemoteRegion.from_json(text), bytearray(100)).wait(60)
     raise AssertionError("it is dead")
 except transport.PeerLost:
     pass
@@ -150,7 +150,7 @@ def test_everything_refuses_after_fork_and_says_what_to_do(far):
         + """
 engine = Engine()
 region = engine.register(bytearray(9))
-transfer = engine.read(remote, bytearray(1000)).wait(10)
+transfer = engine.read(remote, bytearray(1000)).wait(60)
 peer = engine.peers[0]
 calls = [
     lambda: engine.read(remote, bytearray(1000)), lambda: engine.register(bytearray(1)),
@@ -167,7 +167,7 @@ def child():
     engine.close()
     region.close()
 assert in_child(child) == 0
-engine.read(remote, bytearray(1000)).wait(10)
+engine.read(remote, bytearray(1000)).wait(60)
 region.close()
 engine.close()
 print("parent")
@@ -183,17 +183,17 @@ def test_a_new_engine_in_the_child_works(far):
         FORK
         + """
 engine = Engine()
-engine.read(remote, bytearray(1000)).wait(10)
+engine.read(remote, bytearray(1000)).wait(60)
 def child():
     global engine
     del engine
     with Engine() as mine:
         into = bytearray(1000)
-        mine.read(remote, into).wait(10)
+        mine.read(remote, into).wait(60)
         print(into.hex())
 assert in_child(child) == 0
 into = bytearray(1000)
-engine.read(remote, into).wait(10)
+engine.read(remote, into).wait(60)
 print(into.hex())
 """
     )
@@ -246,7 +246,7 @@ def test_a_signal_handler_may_close_the_engine(far, place):
     remote = far.call("make", "x", 1000)
     code = """
 engine = Engine()
-engine.read(remote, bytearray(1000)).wait(10)
+engine.read(remote, bytearray(1000)).wait(60)
 closed = []
 def close(*_):
     closed.append(1)
@@ -256,13 +256,13 @@ threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
 place = %r
 if place == "wait":
     try:
-        engine.notifications().wait(10)
+        engine.notifications().wait(60)
     except transport.InvalidUse:
         pass
 elif place == "submit":
     try:
         while True:
-            engine.read(remote, bytearray(1000)).wait(10)
+            engine.read(remote, bytearray(1000)).wait(60)
     except transport.TransportError:
         pass
 else:

@@ -10,16 +10,16 @@ import weakref
 import numpy as np
 import pytest
 
-from transport import Engine, Read, Write
+from transport import Engine, Read, Settings, Write
 from transport.testing.processes import PeerProcess, run_program
 from transport.testing.servant import pattern
 
-WAIT = 20.0
+WAIT = 60.0
 
 
 def run(code, *, expected=0):
     """Runs a program; what it printed."""
-    exit_code, out, err = run_program(_PRELUDE + code, timeout=40)
+    exit_code, out, err = run_program(_PRELUDE + code, timeout=300)
     assert exit_code == expected, err
     assert "_close_all" not in err, err  # what closes the engines at exit
     return out.strip()
@@ -74,11 +74,12 @@ def test_a_peer_is_not_lost_to_signals(alarms, pool):
         into = np.zeros(nbytes, np.uint8)
         with far.register(memory) as region:
             end = time.monotonic() + 0.8
-            while time.monotonic() < end:
+            late = end + WAIT
+            while time.monotonic() < end or len(alarms) <= 50:
+                assert time.monotonic() < late
                 near.read(region.remote(), into).wait(WAIT)
                 near.write(into, region.remote()).wait(WAIT)
         assert np.array_equal(into, pattern(1, nbytes))
-    assert len(alarms) > 50
 
 
 def test_ctrl_c_again_and_again():
@@ -90,7 +91,7 @@ _AGAIN = """
 peer = PeerProcess()
 peer.call("open")
 remote = peer.call("make", "x", 2_000_000, seed=1)
-engine = Engine()
+engine = Engine(settings=Settings.from_env(close_timeout=200.0))
 signal.signal(signal.SIGINT, interrupt)
 helper = storm(20.0, 0.001)
 end = time.monotonic() + 20
@@ -100,7 +101,7 @@ def work():
     global armed
     armed = True
     while time.monotonic() < end:
-        engine.read(remote, bytearray(2_000_000)).wait(10)
+        engine.read(remote, bytearray(2_000_000)).wait(60)
     armed = False
 
 while interrupted < 50 and time.monotonic() < end:  # a machine may be too busy for all of them
@@ -112,11 +113,11 @@ armed = False
 os.kill(helper, signal.SIGKILL)
 os.waitpid(helper, 0)
 into = bytearray(2_000_000)
-engine.read(remote, into).wait(10)
+engine.read(remote, into).wait(60)
 assert bytes(into) == peer.call("content", "x")
 began = time.monotonic()
 engine.close()
-assert time.monotonic() - began < 5, "calls that were interrupted are still counted as inside"
+assert time.monotonic() - began < 60, "calls that were interrupted are still counted as inside"
 peer.close()
 assert interrupted > 5, interrupted
 print("fine")
@@ -133,12 +134,12 @@ peer = PeerProcess()
 peer.call("open")
 remote = peer.call("make", "x", 2_000_000)
 engine = Engine()
-engine.read(remote, bytearray(2_000_000)).wait(10)
+engine.read(remote, bytearray(2_000_000)).wait(60)
 storm(1.0, 0.001)
 some = []
 while True:
     some = [*some[-4:], engine.read(remote, bytearray(2_000_000))]
-    some[0].wait(10)
+    some[0].wait(60)
 """
 
 
@@ -163,7 +164,7 @@ for _ in range(30):
         pass
     armed = False
     for core in (a._core, b._core):
-        end = time.monotonic() + 10
+        end = time.monotonic() + 60
         while core.gate.closed and core.native.pointer is not None:
             assert time.monotonic() < end, "it is half closed"
             time.sleep(0.001)
@@ -178,12 +179,12 @@ def test_transfers_die_while_the_collector_runs_in_every_call():
 
 _COLLECTED = """
 import faulthandler
-faulthandler.dump_traceback_later(20, exit=True)
+faulthandler.dump_traceback_later(240, exit=True)
 with PeerProcess() as peer:
     peer.call("open", providers=["tcp"], listen="127.0.0.1:0")
     remote = peer.call("make", "x", 100_000)
     engine = Engine(providers=["tcp"])
-    engine.read(remote, bytearray(100_000)).wait(10)
+    engine.read(remote, bytearray(100_000)).wait(60)
     peer.stop()  # so that they are pending when they die
     end = time.monotonic() + 2
 
@@ -211,7 +212,12 @@ print("fine")
 
 
 def test_memory_of_a_dropped_transfer_lives_until_its_last_peer_is_quiet():
-    with PeerProcess() as quick, PeerProcess() as slow, Engine(providers=["tcp"]) as engine:
+    patient = Settings.from_env(liveness=1000.0)  # else the slow one is lost if this takes long
+    with (
+        PeerProcess() as quick,
+        PeerProcess() as slow,
+        Engine(providers=["tcp"], settings=patient) as engine,
+    ):
         remotes = []
         for process in (quick, slow):
             process.call("open", providers=["tcp"], listen="127.0.0.1:0")
@@ -252,7 +258,7 @@ import resource
 with PeerProcess() as peer, Engine() as engine:
     peer.call("open")
     private = peer.call("make", "a", 1000)
-    engine.read(private, bytearray(1000)).wait(10)
+    engine.read(private, bytearray(1000)).wait(60)
     pool = peer.call("make", "b", 1000, seed=1, pool=True)
     files = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096))
@@ -262,7 +268,7 @@ with PeerProcess() as peer, Engine() as engine:
     except OSError:
         pass
     into = bytearray(1000)
-    path = engine.read(pool, into).wait(10).path
+    path = engine.read(pool, into).wait(60).path
     for file in files:
         os.close(file)
     assert bytes(into) == peer.call("content", "b")

@@ -14,7 +14,7 @@ from transport.control.records import State
 from transport.errors import PeerLost, PeerRefused, StaleRegion
 
 
-def until(condition, seconds=5.0):
+def until(condition, seconds=60.0):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it never became true"
@@ -25,7 +25,7 @@ def test_the_kernel_names_the_process_at_the_other_end():
     with open_plane() as one, Child() as child:
         record = one.plane.connect(child.addresses[0])
         assert (record.link, record.pid, record.providers) == ("unix", child.pid, ("shm",))
-        assert one.plane.request(record, "echo", b"x" * 100_000, 5).result(5) == b"x" * 100_000
+        assert one.plane.request(record, "echo", b"x" * 100_000, 60).result(60) == b"x" * 100_000
 
 
 def test_the_child_connects_back_over_the_same_link():
@@ -41,7 +41,7 @@ def test_a_forgotten_record_gives_its_native_peer_back():
     """Seen by the descriptors of its shared memory, which go with it and not before."""
     with open_plane() as one, Child() as child:
         record = one.plane.peer(child.incarnation, child.addresses)
-        record.ready.result(5)
+        record.ready.result(60)
         connected = descriptors()
         one.plane.disconnect(record)
         until(lambda: descriptors() < connected)
@@ -56,23 +56,21 @@ def test_over_tcp(listen):
     with open_plane(providers=("tcp",)) as one, Child(providers=["tcp"], listen=listen) as child:
         record = one.plane.connect(child.addresses[1])
         assert (record.link, record.providers) == ("tcp", ("tcp",))
-        assert one.plane.request(record, "echo", b"x" * 100_000, 5).result(5) == b"x" * 100_000
+        assert one.plane.request(record, "echo", b"x" * 100_000, 60).result(60) == b"x" * 100_000
 
 
 @pytest.mark.parametrize("providers", [("shm", "tcp"), ("tcp",)])
 def test_a_killed_peer_is_lost_at_once(providers):
     with (
-        open_plane(providers=providers) as one,
+        open_plane(providers=providers, liveness=1000.0) as one,
         Child(providers=providers, listen="127.0.0.1:0") as child,
     ):
         record = one.plane.connect(child.addresses[1])
-        began = time.monotonic()
         child.kill()
-        until(lambda: record.state is State.LOST)
-        assert time.monotonic() - began < 2
+        until(lambda: record.state is State.LOST)  # its silence alone would not do it
         assert isinstance(record.error, PeerLost)
         with pytest.raises(PeerLost):
-            one.plane.peer(child.incarnation, child.addresses).ready.result(5)
+            one.plane.peer(child.incarnation, child.addresses).ready.result(60)
 
 
 def test_a_stopped_peer_is_lost_when_its_silence_lasts():
@@ -96,7 +94,7 @@ def test_a_restarted_peer_at_the_same_address_is_stale():
         with Child(providers=["tcp"], listen=address) as again:
             until(lambda: not one.plane.peers)
             with pytest.raises(StaleRegion, match=f"{address} is another incarnation"):
-                one.plane.peer(child.incarnation, [address]).ready.result(5)
+                one.plane.peer(child.incarnation, [address]).ready.result(60)
             assert one.plane.connect(address).incarnation == again.incarnation
 
 
@@ -113,15 +111,17 @@ def test_another_secret_is_refused_on_both_sides():
 
 def test_a_fork_of_a_dead_engine_keeps_nobody_waiting():
     """The forked child has copies of the doors; a connection to them must not be accepted."""
-    with open_plane() as one:
-        with Child(listen="127.0.0.1:0") as child:
-            child.do("fork", 3)
-            child.kill()
-        for address in child.addresses:
-            began = time.monotonic()
-            with pytest.raises(PeerLost):
-                one.plane.connect(address)
-            assert time.monotonic() - began < 1
+    with open_plane(connect_timeout=60.0) as one, Child(listen="127.0.0.1:0") as child:
+        fork = child.do("fork", 150)
+        child.kill()
+        try:
+            for address in child.addresses:
+                began = time.monotonic()
+                with pytest.raises(PeerLost):
+                    one.plane.connect(address)
+                assert time.monotonic() - began < 30
+        finally:
+            os.kill(fork, signal.SIGKILL)
 
 
 def test_two_processes_that_connect_to_each_other_at_once():

@@ -18,7 +18,7 @@ NOBODY = 65534
 # Plain sockets: it speaks first, as an initiator does, and tells how many bytes came back.
 CALLER = """
 sock = socket.socket(socket.AF_UNIX)
-sock.settimeout(5)
+sock.settimeout(60)
 sock.connect("\\0" + sys.argv[1])
 said = b""
 try:
@@ -34,10 +34,10 @@ LISTENER = """
 server = socket.socket(socket.AF_UNIX)
 server.bind("\\0" + sys.argv[1])
 server.listen()
-server.settimeout(10)
+server.settimeout(60)
 print("ready", flush=True)
 sock, _ = server.accept()
-sock.settimeout(5)
+sock.settimeout(60)
 try:
     print(len(sock.recv(4096)))
 except ConnectionError:
@@ -60,7 +60,7 @@ def test_a_caller_of_another_user_is_told_nothing(secret, caplog):
     with open_plane(secret=secret) as one:
         name = one.plane.addresses[0].removeprefix("unix:@")
         with as_nobody(CALLER, name) as caller:
-            said, _ = caller.communicate(timeout=20)
+            said, _ = caller.communicate(timeout=60)
         assert said.strip() == "0"
     assert f"another user ({NOBODY})" in caplog.text
 
@@ -71,5 +71,5 @@ def test_a_listener_of_another_user_is_told_nothing():
         assert impostor.stdout.readline() == "ready\n"
         with pytest.raises(PeerRefused, match=f"another user .{NOBODY}."):
             one.plane.connect(f"unix:@{name}")
-        said, _ = impostor.communicate(timeout=20)
+        said, _ = impostor.communicate(timeout=60)
         assert said.strip() == "0"

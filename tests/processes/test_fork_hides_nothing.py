@@ -12,7 +12,9 @@ import time
 import numpy as np
 import pytest
 
-from transport import Engine, PeerLost, RemoteRegion
+from transport import Engine, PeerLost, RemoteRegion, Settings
+
+PATIENT = Settings.from_env(liveness=1000.0)  # its silence alone does not make a peer lost
 
 OWNER = """
 import os, sys, time
@@ -25,16 +27,16 @@ print(region.remote().to_json(), flush=True)
 sys.stdin.readline()  # the peer is connected by now
 child = os.fork()
 if child == 0:
-    time.sleep(30)
+    time.sleep(300)
     os._exit(0)
 print(child, flush=True)
-time.sleep(60)
+time.sleep(300)
 """
 
 
 def read_until(end: float, engine: Engine, remote: RemoteRegion, local: object) -> None:
     while time.monotonic() < end:
-        engine.read(remote, local).wait(5)
+        engine.read(remote, local).wait(60)
         time.sleep(0.01)
 
 
@@ -48,22 +50,20 @@ def test_a_killed_parent_is_lost_although_its_child_lives(providers: list[str]) 
             stdout=subprocess.PIPE,
             text=True,
         ) as owner,
-        Engine(name="witness", providers=providers) as engine,
+        Engine(name="witness", providers=providers, settings=PATIENT) as engine,
     ):
         assert owner.stdin is not None
         assert owner.stdout is not None
         remote = RemoteRegion.from_json(owner.stdout.readline())
         local = np.zeros(1 << 20, "uint8")
-        engine.read(remote, local).wait(20)
+        engine.read(remote, local).wait(60)
         owner.stdin.write("\n")
         owner.stdin.flush()
         child = int(owner.stdout.readline())
         try:
             owner.send_signal(signal.SIGKILL)
-            begin = time.monotonic()
             with pytest.raises(PeerLost):
-                read_until(begin + 5, engine, remote, local)
-            assert time.monotonic() - begin < 1
+                read_until(time.monotonic() + 60, engine, remote, local)
             assert pathlib.Path(f"/proc/{child}").exists()
         finally:
             os.kill(child, signal.SIGKILL)

@@ -28,11 +28,11 @@ def test_the_first_transfer(tmp_path):
         assert owner.stdout is not None
         address = owner.stdout.readline().strip()
         reader = start("reader.py", address)
-        out, err = reader.communicate(timeout=60)
+        out, err = reader.communicate(timeout=120)
         assert reader.returncode == 0, err
         assert "over shm (mapped)" in out
         assert "the last element is 1048575" in out
-        out, err = owner.communicate(timeout=60)
+        out, err = owner.communicate(timeout=120)
     assert owner.returncode == 0, err
     assert "from reader came b'row 0 is yours'" in out
     assert "[-1. -1. -1.]" in out

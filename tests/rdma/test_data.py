@@ -119,9 +119,9 @@ def test_a_stopped_owner_is_read_and_written(near, far):
     near.write(bytes(4 * MIB), remote).wait(WAIT)
     far.stop()
     try:
-        near.write(source, remote).wait(5)
+        near.write(source, remote).wait(WAIT)
         into = np.zeros_like(source)
-        assert carried(near.read(remote, into).wait(5)) == ("verbs", "rc")
+        assert carried(near.read(remote, into).wait(WAIT)) == ("verbs", "rc")
     finally:
         far.go_on()
     assert np.array_equal(into, source)
@@ -150,10 +150,16 @@ def test_a_small_one_overtakes_a_big_one(near, far):
     big, small = far.make("big", 64 * MIB), far.make("small", 64)
     source = np.zeros(64 * MIB, np.uint8)
     near.write(source, big).wait(WAIT)
-    slow = near.write(source, big)
-    near.write(bytes(64), small).wait(WAIT)
-    assert not slow.done
-    slow.wait(WAIT)
+
+    def overtakes():
+        slow = near.write(source, big)
+        near.write(bytes(64), small).wait(WAIT)
+        overtaken = not slow.done
+        slow.wait(WAIT)
+        return overtaken
+
+    # A busy machine may let the big one end before this thread looks, but not each time.
+    assert any(overtakes() for _ in range(5))
 
 
 def test_the_stream_stays_usable_beside_it(near, far):

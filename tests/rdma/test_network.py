@@ -62,7 +62,7 @@ def test_packet_loss():
 
 
 def test_the_link_goes_down_and_comes_back():
-    settings = Settings.from_env(liveness=2.0)
+    settings = Settings.from_env(liveness=5.0)
     with Engine(settings=settings) as near, FarSide(TWO_HOSTS) as far:
         remote, into = far.make("x", MIB, seed=2), np.zeros(MIB, np.uint8)
         near.read(remote, into).wait(WAIT)
@@ -71,7 +71,7 @@ def test_the_link_goes_down_and_comes_back():
             transfer = near.read(remote, into)
             with pytest.raises(TransportError, match=r"is the port down|retry counter|silent"):
                 transfer.wait(WAIT)
-            assert time.monotonic() - began < 15.0
+            assert time.monotonic() - began < 45.0
             assert transfer.wait_quiet(WAIT)
         into[:] = 0
         end = time.monotonic() + WAIT

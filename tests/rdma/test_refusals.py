@@ -44,7 +44,7 @@ def check_that_all_goes_on(near, far):
         near.read(other, into, provider="verbs").wait(WAIT)
     with near.register(np.zeros(100, np.uint8)) as region:
         far.call(
-            "run", "servant.engine.write(bytes(100), r, notify=b'n').wait(9)", r=region.remote()
+            "run", "servant.engine.write(bytes(100), r, notify=b'n').wait(60)", r=region.remote()
         )
         assert near.notifications().wait(WAIT).payload == b"n"
     peer = next(peer for peer in near.peers if peer.incarnation == far.incarnation)

@@ -125,7 +125,7 @@ class Memory:
         return self
 
     def __exit__(self, *_):
-        check(lib.tn_region_close(self._region, 5 * 10**9))
+        check(lib.tn_region_close(self._region, 60 * 10**9))
         lib.tn_region_release(self._region)
 
 
@@ -161,7 +161,7 @@ class Write:
         return Status(lib.tn_transfer_abandon(self._transfer, cookie))
 
     def release(self):
-        assert lib.tn_transfer_wait_quiet(self._transfer, 5 * 10**9)
+        assert lib.tn_transfer_wait_quiet(self._transfer, 60 * 10**9)
         lib.tn_transfer_release(self._transfer)
 
 
@@ -242,7 +242,7 @@ class Child:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
         try:
-            self.process.wait(20)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.kill()
             raise
@@ -262,7 +262,7 @@ class Child:
 def _connect(one, argument):
     try:
         record = one.plane.connect(argument)
-        echo = one.plane.request(record, "echo", b"hello", 5).result(5).decode()
+        echo = one.plane.request(record, "echo", b"hello", 60).result(60).decode()
         return {"link": record.link, "providers": record.providers, "echo": echo}
     except TransportError as error:
         return {"error": type(error).__name__, "text": str(error)}
@@ -273,13 +273,13 @@ def _peers(one, _):
 
 
 def _fork(one, seconds):
-    """A child by fork that lives on for so long; it must not keep anybody waiting."""
-    if os.fork() == 0:
+    """A child by fork that lives on for so long; it must not keep anybody waiting. Its pid."""
+    if (pid := os.fork()) == 0:
         os.close(0)
         os.close(1)
         time.sleep(seconds)
         os._exit(0)
-    return True
+    return pid
 
 
 def main():

@@ -56,7 +56,7 @@ def connect(address, secret, incarnation=None):
         return socket.socket(fileno=channel.detach())
 
     link = asyncio.run(prove())
-    link.settimeout(20)
+    link.settimeout(60)
     return link
 
 
@@ -82,7 +82,7 @@ def frame(
 
 def ends(link):
     """Whether the other end closes the connection, soon; what it says before is thrown away."""
-    link.settimeout(20)
+    link.settimeout(60)
     with contextlib.suppress(ConnectionError):
         while link.recv(1 << 16):
             pass

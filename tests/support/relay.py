@@ -11,7 +11,7 @@ def tcp_address(server):
     return f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def wait_up(record, seconds=5):
+def wait_up(record, seconds=60):
     assert record.ready.result(seconds) is record
     return record
 

@@ -64,7 +64,7 @@ def _move(namespace: int) -> None:
 
 def run(*command: str) -> str:
     """Standard output; raises when the command fails."""
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
 
 
 def resources() -> dict[str, int]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from transport.errors import InvalidUse, PeerLost, StaleRegion, TransferError
-from transport.testing.contract_data import WAIT
+from transport.testing.contract_data import WAIT, promptly
 from transport.testing.servant import pattern
 
 if TYPE_CHECKING:
@@ -28,34 +28,42 @@ class EndRules:
     def test_a_killed_peer_fails_its_transfers_at_once(
         self, own: Engine, far: FarSide, fresh: Callable[..., FarSide]
     ) -> None:
-        doomed = fresh()
-        big, other = doomed.make("x", 64 << 20), far.make("x", 64 << 10, seed=1)
-        own.read(big.bytes(0, 10), bytearray(10)).wait(WAIT)
-        doomed.stop()
-        into = np.zeros(64 << 20, np.uint8)
-        transfers = [own.write(into, big, notify=b"never read") for _ in range(3)]
-        doomed.kill()
-        began = time.monotonic()
-        for transfer in transfers:
-            with pytest.raises(PeerLost) as caught:
-                transfer.wait(WAIT)
-            assert isinstance(caught.value, TransferError)
-            assert caught.value.retryable
-        assert time.monotonic() - began < 1.0
-        for transfer in transfers:
-            assert transfer.wait_quiet(WAIT)
+        other, into = far.make("x", 64 << 10, seed=1), np.zeros(64 << 20, np.uint8)
+
+        def lose() -> float:
+            doomed = fresh()
+            big = doomed.make("x", 64 << 20)
+            own.read(big.bytes(0, 10), bytearray(10)).wait(WAIT)
+            doomed.stop()
+            transfers = [own.write(into, big, notify=b"never read") for _ in range(3)]
+            doomed.kill()
+            began = time.monotonic()
+            for transfer in transfers:
+                with pytest.raises(PeerLost) as caught:
+                    transfer.wait(WAIT)
+                assert isinstance(caught.value, TransferError)
+                assert caught.value.retryable
+            took = time.monotonic() - began
+            for transfer in transfers:
+                assert transfer.wait_quiet(WAIT)
+            return took
+
+        promptly(1.0, lose)
         own.read(other, found := bytearray(64 << 10)).wait(WAIT)
         assert bytes(found) == pattern(1, 64 << 10).tobytes()
 
     def test_use_of_a_dead_peer(self, own: Engine, fresh: Callable[..., FarSide]) -> None:
-        doomed = fresh()
-        remote = doomed.make("x", 100)
-        own.read(remote, bytearray(100)).wait(WAIT)
-        doomed.kill()
-        began = time.monotonic()
-        with pytest.raises((PeerLost, StaleRegion)):
+        def use() -> float:
+            doomed = fresh()
+            remote = doomed.make("x", 100)
             own.read(remote, bytearray(100)).wait(WAIT)
-        assert time.monotonic() - began < 1.0
+            doomed.kill()
+            began = time.monotonic()
+            with pytest.raises((PeerLost, StaleRegion)):
+                own.read(remote, bytearray(100)).wait(WAIT)
+            return time.monotonic() - began
+
+        promptly(1.0, use)
 
     def test_a_peer_that_returns_is_used_again(
         self, own: Engine, fresh: Callable[..., FarSide]
@@ -105,7 +113,7 @@ class EndRules:
         transfer = own.read(remote, bytearray(100))
         began = time.monotonic()
         own.close()
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 8.0, "it waited until the peer was lost by its silence"
         with pytest.raises(TransferError):
             transfer.wait(WAIT)
         assert transfer.quiet

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-_PATIENCE = 60.0  # seconds for one answer; more than any rule needs
+_PATIENCE = 120.0  # seconds for one answer; more than any rule needs
 
 
 class PeerProcess:
@@ -62,6 +62,11 @@ class PeerProcess:
             raise value
         return value
 
+    @property
+    def busy(self) -> bool:
+        """Whether it has not answered yet."""
+        return not self._connection.poll(0)
+
     def stop(self) -> None:
         """Freezes it; nobody but the kernel answers for it then."""
         self._signal(signal.SIGSTOP)
@@ -102,10 +107,14 @@ class PeerProcess:
         self.close()
 
 
+# A shell's background jobs inherit that Ctrl-C is ignored, and Python keeps to it.
+_INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
 def run_program(code: str, *arguments: str, timeout: float = _PATIENCE) -> tuple[int, str, str]:
     """Runs Python text in a fresh interpreter: exit code, standard output, standard error."""
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", _INTERRUPTIBLE + code, *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.DEVNULL,
         capture_output=True,

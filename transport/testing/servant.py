@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import select
+import struct
 import sys
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ class Servant:
 
     def __init__(self) -> None:
         self.engine: Engine | None = None
+        self.requests = -1
         self.arrays: dict[str, Any] = {}
         self.regions: dict[str, Region] = {}
 
@@ -95,8 +98,10 @@ class Servant:
         return self._engine().read(remote, self.arrays[name]).wait(timeout).path
 
     def hold_gil(self, seconds: float) -> None:
-        """Sleeps in C with the GIL held: no Python of this process runs meanwhile."""
-        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        """Sleeps in C with the GIL held, until the next request comes, at most so long: no Python
+        of this process runs meanwhile."""
+        waits = struct.pack("ihh", self.requests, select.POLLIN, 0)  # struct pollfd
+        ctypes.PyDLL(None).poll(ctypes.create_string_buffer(waits), 1, int(seconds * 1e3))
 
     def run(self, code: str, **values: Any) -> Any:
         """Executes Python text with `servant` and `values`; gives back what it calls `result`."""
@@ -112,6 +117,7 @@ class Servant:
 def serve(connection: Connection[Any, Any]) -> None:
     """Answers until the other end closes."""
     servant = Servant()
+    servant.requests = connection.fileno()
     while True:
         try:
             method, arguments, keywords = connection.recv()

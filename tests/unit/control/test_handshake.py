@@ -80,7 +80,7 @@ def channels():
         right.close()
 
 
-def run(coroutine, seconds=5):
+def run(coroutine, seconds=60):
     return asyncio.run(asyncio.wait_for(coroutine, seconds))
 
 

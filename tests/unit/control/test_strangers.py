@@ -26,9 +26,9 @@ def call(one, index=0):
     """A raw socket to one of a plane's doors."""
     address = parse(one.plane.addresses[index])
     if index:
-        return socket.create_connection((address.host, address.port), timeout=5)
+        return socket.create_connection((address.host, address.port), timeout=60)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    sock.settimeout(5)
+    sock.settimeout(60)
     sock.connect(address.sockaddr)
     return sock
 
@@ -65,22 +65,27 @@ def test_a_stranger_learns_who_is_there_and_no_more(plane):
 
 def test_one_that_dawdles_is_dropped_at_the_deadline(plane):
     one = plane(connect_timeout=0.2)
-    sock, began = call(one), time.monotonic()
-    with contextlib.suppress(ConnectionError, socket.timeout), sock:
-        for byte in HELLO:
+    began, sent = time.monotonic(), 0
+    sock = call(one)
+    with contextlib.suppress(ConnectionError), sock:
+        for byte in HELLO:  # takes many times as long as it has
             sock.sendall(bytes((byte,)))
-            time.sleep(0.02)
-    assert 0.1 < time.monotonic() - began < 2
+            sent += 1
+            time.sleep(0.05)
+    assert time.monotonic() - began > 0.1
+    assert sent < len(HELLO)
 
 
-def test_idle_ones_do_not_keep_a_good_one_out(plane):
-    one, good = plane(listen="127.0.0.1:0"), plane()
+def test_idle_ones_do_not_keep_a_good_one_out(plane, eventually):
+    one, good = plane(listen="127.0.0.1:0", connect_timeout=300.0), plane(connect_timeout=60.0)
     idle = [call(one, index % 2) for index in range(100)]
-    before = time.monotonic()
     assert good.plane.connect(one.plane.addresses[0]).link == "unix"
-    assert time.monotonic() - before < 2
-    still = [sock for sock in idle if not _hung_up(sock)]
-    assert 0 < len(still) <= MAX_STRANGERS
+
+    def still():
+        return sum(not _hung_up(sock) for sock in idle)
+
+    eventually(lambda: still() <= MAX_STRANGERS)
+    assert still() > 0
     for sock in idle:
         sock.close()
 
@@ -97,7 +102,7 @@ def _hung_up(sock):
 
 def test_the_crowded_source_pays(plane):
     """Many over TCP do not push out one who is slow over unix."""
-    one = plane(listen="127.0.0.1:0")
+    one = plane(listen="127.0.0.1:0", connect_timeout=300.0)
     slow = call(one)
     slow.sendall(HELLO)
     slow.recv(8)
@@ -113,7 +118,7 @@ def test_connected_peers_are_no_strangers(plane):
     records = [peer.plane.connect(one.plane.addresses[0]) for peer in peers]
     crowd = [call(one) for _ in range(80)]
     for peer, record in zip(peers, records, strict=True):
-        assert peer.plane.request(record, "echo", b"x", 5).result(5) == b"x"
+        assert peer.plane.request(record, "echo", b"x", 60).result(60) == b"x"
     for sock in crowd:
         sock.close()
 
@@ -157,13 +162,13 @@ def test_hostile_bytes_change_nothing(hostile, data):
 @pytest.fixture(scope="module")
 def hostile():
     """A plane with one connected peer, which must not notice anything."""
-    with open_plane(listen="127.0.0.1:0", connect_timeout=2.0) as one, open_plane() as other:
+    with open_plane(listen="127.0.0.1:0", connect_timeout=30.0) as one, open_plane() as other:
         record = other.plane.connect(one.plane.addresses[0])
-        assert other.plane.request(record, "echo", b"before", 5).result(5) == b"before"
+        assert other.plane.request(record, "echo", b"before", 60).result(60) == b"before"
         before = descriptors()
         yield one, one.plane.peers
-        assert other.plane.request(record, "echo", b"after", 5).result(5) == b"after"
-        late = time.monotonic() + 5
+        assert other.plane.request(record, "echo", b"after", 60).result(60) == b"after"
+        late = time.monotonic() + 60
         while descriptors() > before and time.monotonic() < late:
             time.sleep(0.01)
         assert descriptors() == before

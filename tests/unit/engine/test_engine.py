@@ -19,7 +19,7 @@ from transport import Engine, InvalidUse, Unavailable
 from transport.config import Settings
 from transport.engine import submit
 
-WAIT = 20.0
+WAIT = 60.0
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 import transport
 from transport import Engine, InvalidUse, StaleRegion
 
-WAIT = 20.0
+WAIT = 60.0
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from transport import Engine, InvalidUse, Read, RemoteRegion, StaleRegion, TransferError
 from transport.memory.remote import Owner
 
-WAIT = 20.0
+WAIT = 60.0
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 
 from transport import Engine, InvalidUse, Read, StaleRegion, TransferError, Write
 
-WAIT = 20.0
+WAIT = 60.0
 
 
 @pytest.fixture

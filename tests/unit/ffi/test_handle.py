@@ -14,7 +14,7 @@ from transport.ffi import handle
 from transport.ffi.gate import Gate
 from transport.ffi.handle import Handle
 
-WAIT = 20.0
+WAIT = 60.0
 
 
 # The gate looks at whose code a thread runs: what is inside must be of this package.

@@ -12,7 +12,7 @@ from transport import Engine
 from transport.memory.cache import LocalCache
 from transport.memory.host import view
 
-WAIT = 20.0
+WAIT = 60.0
 
 
 @pytest.fixture
