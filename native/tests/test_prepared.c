@@ -13,7 +13,6 @@
 
 #define BYTES (4u * MIB)
 #define DEPTH 4u
-#define LONG (UINT64_C(20) * SECOND)
 
 static struct tn_transfer *prepare(struct side *from, const struct tn_remote *remote, uint32_t op,
                                    void *local, struct tn_region *region, uint64_t bytes,
@@ -155,7 +154,7 @@ static void test_closed_region_and_lost_peer(void)
     CHECK(tn_prepare(a.peer, &batch, &write) == TN_OK);
     CHECK(run(write) == TN_OK && run(write) == TN_OK);
     for (int i = COUNT; i--;)
-        CHECK(tn_region_close(regions[i], SECOND) == TN_OK); /* it is counted out of each */
+        CHECK(tn_region_close(regions[i], LONG) == TN_OK); /* it is counted out of each */
     CHECK(tn_transfer_start(write, TN_NO_DEADLINE) == TN_INVALID);
     CHECK_TEXT(strstr(tn_last_error(), "region is closed"), tn_last_error());
     CHECK(tn_transfer_quiet(write) == 1);
