@@ -7,10 +7,16 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from capabilities import RequirePlugin
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from fakeverbs import Double
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,3 +55,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def fakes() -> Path:
     """The folder with the doubles of foreign libraries (`fakeverbs.so` and so on)."""
     return Path(os.environ["TN_FAKES"])
+
+
+@pytest.fixture
+def double() -> Iterator[Double]:
+    """The double of libibverbs in this process, set back to its beginning round the test."""
+    from fakeverbs import Double  # not before TN_FAKES is set
+
+    handle = Double()
+    handle.reset()
+    yield handle
+    handle.reset()

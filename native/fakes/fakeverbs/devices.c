@@ -44,8 +44,13 @@ static void reset_port(struct fake_port *port, uint8_t device, uint8_t number)
 void fake_devices_reset(void)
 {
     for (uint8_t i = 0; i < FAKE_DEVICES; i++) {
-        struct fake_device *device = &fake_devices[i];
-        *device = (struct fake_device){.ports = 1,
+        struct fake_device *device = &fake_devices[i], old = *device;
+        *device = (struct fake_device){.contexts = old.contexts,
+                                       .qps = old.qps,
+                                       .mrs = old.mrs,
+                                       .pds = old.pds,
+                                       .cqs = old.cqs,
+                                       .ports = 1,
                                        .max_mr_size = 1L << 40,
                                        .max_qp = FAKE_QPS - 1,
                                        .max_qp_wr = 1024,

@@ -42,6 +42,7 @@ long fakeverbs_ctl(const char *name, long value); /* the old value; ends the pro
                                                      no such knob */
 long fakeverbs_get(const char *name);
 void fakeverbs_set(const char *name, const char *text); /* also GIDs, keys and names */
+void fakeverbs_reset(void);            /* knobs as at the beginning; what exists stays */
 int fakeverbs_mr_access(uint32_t key); /* of a memory region of this process; -1: there is none */
 
 #define FAKE_SGES 16

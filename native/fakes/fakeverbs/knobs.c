@@ -212,6 +212,15 @@ void fakeverbs_set(const char *name, const char *text)
     fake_fabric_wake(fake_self);
 }
 
+/* All knobs as at the beginning; what exists stays. */
+void fakeverbs_reset(void)
+{
+    fake_enter();
+    fake_knobs_reset();
+    fake_leave();
+    fake_fabric_wake(fake_self);
+}
+
 void fake_publish(void)
 {
     for (int d = 0; d < FAKE_DEVICES; d++) {
