@@ -1,15 +1,18 @@
-"""Devices as libibverbs and sysfs tell of them together: the double's, and trees that go with them."""
+"""Devices as libibverbs and sysfs tell of them together: the double, with trees to go with it."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from fakeverbs import LIBRARY, Device, Double, Gid, Port, environment, write_sysfs
 
 from transport.providers.verbs.devices import Rail, Request, discover
 from transport.testing.processes import run_program
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def find(
