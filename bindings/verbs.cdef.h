@@ -36,8 +36,7 @@ int tn_verbs_gids(const char *library, const char *device, uint32_t port, uint8_
 
 int tn_verbs_pkeys(const char *library, const char *device, uint32_t port, uint16_t *pkeys,
                    uint32_t capacity);
-int tn_verbs_context_check(const char *library, uintptr_t address, int cmd_fd, char *name,
-                           size_t capacity);
+int tn_verbs_context_check(const char *library, uintptr_t address, char *name, size_t capacity);
 
 int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs **out);
 int tn_verbs_split_regions(struct tn_verbs *verbs, uint64_t span_bytes, uint32_t threads);

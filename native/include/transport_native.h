@@ -428,10 +428,8 @@ int tn_verbs_pkeys(const char *library, const char *device, uint32_t port, uint1
                    uint32_t capacity);
 /* Whether the struct ibv_context at `address`, which somebody else opened, can be used by us: its
  * memory can be read, and its device is one of this very copy of libibverbs. `name` gets the
- * device's. `cmd_fd` is what the owner says of it, or negative. TN_INVALID with the reason if not;
- * nothing at a wrong address is touched. */
-int tn_verbs_context_check(const char *library, uintptr_t address, int cmd_fd, char *name,
-                           size_t capacity);
+ * device's. TN_INVALID with the reason if not; nothing at a wrong address is touched. */
+int tn_verbs_context_check(const char *library, uintptr_t address, char *name, size_t capacity);
 
 int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs **out);
 /* Before the first region: those above `span_bytes` (0: what the devices take at once) are

@@ -183,7 +183,7 @@ class Lib:
         self, library: CData, device: bytes, port: int, pkeys: CData, capacity: int, /
     ) -> int: ...
     def tn_verbs_context_check(
-        self, library: CData, address: int, cmd_fd: int, name: CData, capacity: int, /
+        self, library: CData, address: int, name: CData, capacity: int, /
     ) -> int: ...
     def tn_verbs_gids(
         self, library: CData, device: bytes, port: int, gids: CData, capacity: int, /

@@ -36,23 +36,23 @@ def _address(context: Context, library: str | None) -> tuple[str, int]:
     if isinstance(context, int) and not isinstance(context, bool):
         if not 0 < context < 1 << 63:
             raise InvalidUse(f"{context} is no address of a struct ibv_context")
-        return _checked(library, context, -1), context
+        return _checked(library, context), context
     kind = type(context)
-    descriptor = getattr(context, "cmd_fd", None)
-    if not kind.__module__.startswith("pyverbs.") or not isinstance(descriptor, int):
+    if not kind.__module__.startswith("pyverbs.") or not hasattr(context, "name"):
         raise InvalidUse(
             f"verbs_context= takes a pyverbs Context or the address of a struct ibv_context, "
             f"not {kind.__module__}.{kind.__qualname__}"
         )
-    return _search(context, descriptor, library)
+    return _search(context, library)
 
 
-def _search(context: Context, descriptor: int, library: str | None) -> tuple[str, int]:
-    """The pointer in the object's own memory that leads to a context with this descriptor.
+def _search(context: Context, library: str | None) -> tuple[str, int]:
+    """The pointer in the object's own memory that leads to an open context of its device.
 
     pyverbs offers it under no name in every version; the property `context` of rdma-core 44 even
     treats it as a Python object and counts references in it. So each word of the object is tried;
-    wrong ones are refused without being followed.
+    wrong ones are refused without being followed. Its other properties would follow a null pointer
+    where the Context is closed.
     """
     size = type(context).__basicsize__ & -_WORD
     words = ffi.cast("uintptr_t *", id(context))
@@ -61,18 +61,24 @@ def _search(context: Context, descriptor: int, library: str | None) -> tuple[str
         if not address or address % _WORD:
             continue
         try:
-            return _checked(library, address, descriptor), address
+            device = _checked(library, address)
         except InvalidUse:
             continue
+        if device == _text(context.name):
+            return device, address
     raise InvalidUse(
         "the pyverbs Context is closed, or uses another copy of libibverbs than the one that is "
         "loaded here (TRANSPORT_VERBS_LIB names it)"
     )
 
 
-def _checked(library: str | None, address: int, descriptor: int) -> str:
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _checked(library: str | None, address: int) -> str:
     """The device's name."""
     name = ffi.new("char[]", _NAME_BYTES)
     path = library.encode() if library else ffi.NULL
-    check(lib.tn_verbs_context_check(path, address, descriptor, name, _NAME_BYTES))
+    check(lib.tn_verbs_context_check(path, address, name, _NAME_BYTES))
     return text(name)
