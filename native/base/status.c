@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-static _Thread_local char last_error[512];
+static _Thread_local char last_error[1024];
 static _Thread_local int last_errno;
 
 int tn_fail(int status, const char *format, ...)

@@ -314,7 +314,7 @@ void tn_verbs_region_explain(void *self, struct tn_region *region, char *text, s
     text[0] = 0;
     for (uint32_t i = 0; i < rails && used < capacity; i++) {
         const struct tn_verbs_port *facts = &verbs->rails[i]->facts;
-        char what[512];
+        char what[1024];
         if (made && made->lkeys[i])
             snprintf(what, sizeof(what), "%u registration%s%s", made->spans,
                      made->spans == 1 ? "" : "s",

@@ -94,7 +94,7 @@ static const char *dmabuf_reason(const struct tn_verbs_rail *rail, int error)
 static int reg_device(struct tn_verbs_rail *rail, const struct tn_verbs_memory *memory,
                       struct ibv_mr **out)
 {
-    char first[200] = "no dma-buf was given";
+    char first[240] = "no dma-buf was given";
     int error, last;
     if (memory->dmabuf_fd >= 0) {
         *out = reg(rail, memory, reg_dmabuf, &error);
@@ -107,7 +107,7 @@ static int reg_device(struct tn_verbs_rail *rail, const struct tn_verbs_memory *
     if (*out)
         return TN_OK;
     tn_verbs_refused(rail, memory, last);
-    char second[280];
+    char second[700];
     snprintf(second, sizeof(second), "%s", tn_last_error());
     return tn_fail_as(last == ENOMEM ? TN_NOMEM : TN_SYSTEM, last,
                       "device memory cannot be registered: %s; through peer memory "
