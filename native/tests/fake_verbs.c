@@ -4,7 +4,7 @@
 #include <sched.h>
 #include <sys/mman.h>
 
-#define PATIENCE UINT64_C(20000000000)
+#define PATIENCE UINT64_C(60000000000)
 
 long (*fake_ctl)(const char *name, long value);
 long (*fake_get)(const char *name);

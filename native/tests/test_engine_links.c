@@ -179,7 +179,7 @@ static void test_a_reluctant_link_is_the_last_choice(void)
 
 static void wait_for(_Atomic int *counter, int least)
 {
-    for (int i = 0; i < 20000 && atomic_load(counter) < least; i++)
+    for (uint64_t end = tn_now() + LONG; tn_now() < end && atomic_load(counter) < least;)
         usleep(1000);
     CHECK(atomic_load(counter) >= least);
 }

@@ -208,7 +208,7 @@ static uint32_t take(struct fake_end *end, uint32_t most)
 {
     struct ibv_wc wc;
     uint32_t next = 0;
-    uint64_t until = tn_now() + UINT64_C(20000000000);
+    uint64_t until = tn_now() + UINT64_C(60000000000);
     while (next < most) {
         CHECK(tn_now() < until);
         if (end->context->ops.poll_cq(end->cq, 1, &wc) == 0) {
