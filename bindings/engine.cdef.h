@@ -83,6 +83,8 @@ struct tn_batch {
     uint32_t notify_remote;
     const uint32_t *keys;
     uint64_t n_keys;
+    uint64_t operand;
+    uint64_t expected;
     ...;
 };
 int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out);

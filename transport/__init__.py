@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transport.config import Settings as Settings
+    from transport.engine.atomics import AtomicTransfer as AtomicTransfer
     from transport.engine.batch import Read as Read
     from transport.engine.batch import Write as Write
     from transport.engine.engine import Engine as Engine
@@ -50,6 +51,7 @@ _HOMES = {
     "Access": "types",
     "ActorCrashed": "errors",
     "ActorError": "errors",
+    "AtomicTransfer": "engine.atomics",
     "Cancelled": "errors",
     "CudaError": "errors",
     "DeadlineExceeded": "errors",

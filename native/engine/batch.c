@@ -15,13 +15,20 @@ static void extent(uint64_t start, uint64_t length, uint64_t rows, int64_t strid
     *(travel < 0 ? first : last) += travel;
 }
 
+static uint32_t needed_access(uint32_t op)
+{
+    return op == TN_OP_READ ? TN_READ : op == TN_OP_WRITE ? TN_WRITE : TN_READ | TN_WRITE;
+}
+
 static int check_remote(const struct tn_batch *batch, const struct tn_range *range)
 {
     const struct tn_remote *remote = &batch->remotes[range->remote];
-    uint32_t needed = batch->op == TN_OP_READ ? TN_READ : TN_WRITE;
-    if (!(remote->access & needed))
+    uint32_t needed = needed_access(batch->op);
+    if (needed & ~remote->access)
         return tn_fail(TN_REMOTE_ACCESS, "the remote region does not allow to %s",
-                       needed == TN_READ ? "read" : "write");
+                       needed == TN_READ    ? "read"
+                       : needed == TN_WRITE ? "write"
+                                            : "read and write");
     __int128 first, last;
     extent(range->remote_offset, range->length, range->rows, range->remote_stride, &first, &last);
     if (first < 0 || last > remote->length)
@@ -118,13 +125,13 @@ static int turn_to(struct bounds *bounds, const struct tn_batch *batch,
         return tn_fail(TN_INVALID, "remote index %u of %llu", range->remote,
                        (unsigned long long)batch->n_remotes);
     const struct tn_remote *remote = &batch->remotes[range->remote];
-    uint32_t needed = batch->op == TN_OP_READ ? TN_READ : TN_WRITE;
     struct tn_region *region = range->local_region;
     int status = region ? add_region(transfer, region) : TN_OK;
     *bounds = (struct bounds){.region = region,
                               .first = region ? region->remote.address : 1,
                               .bytes = region ? region->remote.length : UINT64_MAX - 1,
-                              .remote_bytes = remote->access & needed ? remote->length : 0,
+                              .remote_bytes =
+                                  needed_access(batch->op) & ~remote->access ? 0 : remote->length,
                               .remote = range->remote,
                               .known = true};
     return status;
@@ -176,10 +183,25 @@ static int check_keys(const struct tn_batch *batch, const struct tn_remote *remo
     return TN_OK;
 }
 
+static int check_atomic(const struct tn_batch *batch)
+{
+    const struct tn_range *range = batch->ranges;
+    if (batch->n_ranges != 1 || range->length != 8 || range->rows != 1)
+        return tn_fail(TN_INVALID, "an atomic operation is on one word of 8 bytes");
+    if (range->remote >= batch->n_remotes)
+        return TN_OK; /* refused soon */
+    if (range->local_address % 8 ||
+        (batch->remotes[range->remote].address + range->remote_offset) % 8)
+        return tn_fail(TN_INVALID, "the word of an atomic operation is not aligned to 8 bytes");
+    return TN_OK;
+}
+
 static int check_head(const struct tn_batch *batch)
 {
-    if (batch->op != TN_OP_READ && batch->op != TN_OP_WRITE)
-        return tn_fail(TN_INVALID, "operation %u is neither read nor write", batch->op);
+    if (batch->op < TN_OP_READ || batch->op > TN_OP_COMPARE_SWAP)
+        return tn_fail(TN_INVALID, "there is no operation %u", batch->op);
+    if (tn_op_is_atomic(batch->op) && check_atomic(batch) != TN_OK)
+        return TN_INVALID;
     if (batch->notify &&
         (batch->notify_length > TN_MAX_NOTIFY || batch->notify_remote >= batch->n_remotes))
         return tn_fail(TN_INVALID, "a notification of %u bytes for region %u (at most %d bytes)",
@@ -233,6 +255,8 @@ static void init(struct tn_transfer *transfer, struct tn_engine *engine,
     transfer->n_ranges = batch->n_ranges;
     transfer->notify_length = batch->notify_length;
     transfer->notify_remote = batch->notify_remote;
+    transfer->operand = batch->operand;
+    transfer->expected = batch->expected;
     transfer->regions = transfer->few_regions;
     transfer->room_regions = TN_TRANSFER_FEW;
     transfer->references = 1;

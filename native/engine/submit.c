@@ -49,13 +49,9 @@ static bool touches_device(const struct tn_transfer *transfer)
     for (uint64_t i = 0; i < transfer->n_remotes; i++)
         if (transfer->remotes[i].memory == TN_MEMORY_DEVICE)
             return true;
-    const struct tn_region *last = NULL;
-    for (uint64_t i = 0; i < transfer->n_ranges; i++) {
-        const struct tn_region *region = transfer->ranges[i].local_region;
-        if (region != last && region && region->remote.memory == TN_MEMORY_DEVICE)
+    for (uint64_t i = 0; i < transfer->n_regions; i++)
+        if (transfer->regions[i]->remote.memory == TN_MEMORY_DEVICE)
             return true;
-        last = region;
-    }
     return false;
 }
 
@@ -65,6 +61,8 @@ static int may_carry(const struct tn_attachment *at, const struct tn_transfer *t
     const char *because = NULL;
     if (!(transfer->allowed >> at->provider & 1))
         because = "not among the allowed providers";
+    else if (!at->ops->atomics && tn_op_is_atomic(transfer->op))
+        because = "it has no atomic operations";
     else if (!at->ops->device_memory && touches_device(transfer))
         because = "it cannot reach device memory";
     if (!because)

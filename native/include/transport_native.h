@@ -44,7 +44,11 @@ enum tn_status {
 };
 
 enum tn_access { TN_READ = 1, TN_WRITE = 2 };
-enum tn_op { TN_OP_READ = 1, TN_OP_WRITE = 2 };
+/* The last two work on one aligned word of 8 bytes, in the byte order of its owner's machine, which
+ * may be read and written; the word as it was comes to the local address. They are atomic among
+ * those that the same device carries out, and towards the owner's CPUs only where the device says
+ * so. */
+enum tn_op { TN_OP_READ = 1, TN_OP_WRITE = 2, TN_OP_FETCH_ADD = 3, TN_OP_COMPARE_SWAP = 4 };
 
 /* Providers that this library ships; third parties are given the ids from TN_PROVIDER_FIRST_FOREIGN
  * on. */
@@ -278,6 +282,8 @@ struct tn_batch {
     uint32_t notify_remote; /* index into remotes: the region that the notification names */
     const uint32_t *keys;   /* tables of the remotes that have a key_span */
     uint64_t n_keys;
+    uint64_t operand;  /* of an atomic operation: what is added, or swapped in */
+    uint64_t expected; /* compare and swap: if this is there */
 };
 
 /* Checks everything, then begins. The structs are copied; the memory must stay until the transfer

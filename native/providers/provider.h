@@ -93,6 +93,7 @@ struct tn_host {
 struct tn_link_ops {
     uint32_t abi; /* TN_PROVIDER_ABI */
     const char *name;
+    bool atomics; /* it may be asked to carry atomic operations; `accepts` can still refuse */
     /* 0, or a negative status and the reason. Sets nothing. TN_AGAIN: not now, but it may be
      * started all the same and is carried once that is possible; another link is preferred. */
     int (*accepts)(void *link, const struct tn_transfer *transfer, char *why, size_t capacity);

@@ -56,6 +56,7 @@ struct tn_transfer {
     /* The local regions of its ranges, each once (or, where there are many, a few times). */
     struct tn_region **regions, *few_regions[TN_TRANSFER_FEW];
     uint64_t n_regions, room_regions;
+    uint64_t operand, expected; /* of an atomic operation, whose only piece has 8 bytes */
     uint64_t submitted_ns, ended_ns, deadline_ns;
 
     uint8_t *notify; /* NULL: none */
@@ -102,6 +103,11 @@ struct tn_transfer {
     _Atomic int32_t former;    /* status of the run before */
     bool sealed;               /* no run begins any more; under lock */
 };
+
+static inline bool tn_op_is_atomic(uint32_t op)
+{
+    return op == TN_OP_FETCH_ADD || op == TN_OP_COMPARE_SWAP;
+}
 
 /* Hands out up to `capacity` pieces, all of one remote region, each at most `each` and together at
  * most `total` bytes (at least one piece is handed out if any is left). Neighbours that touch on

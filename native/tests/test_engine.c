@@ -101,6 +101,53 @@ static void test_errors_before_a_byte_moves(void)
     pair_close_side(&b);
 }
 
+static void test_atomics_are_checked(void)
+{
+    struct side a = {0}, b = {0};
+    struct tn_transfer *transfer;
+    pair_open(&a, &b, 4096, 4);
+    struct tn_range word = {
+        .local_address = (uintptr_t)a.memory, .remote_offset = 4088, .length = 8, .rows = 1};
+    struct tn_range ranges[2] = {word, word};
+    struct tn_batch batch = {.op = TN_OP_FETCH_ADD,
+                             .providers = UINT32_MAX,
+                             .remotes = &b.remote,
+                             .ranges = ranges,
+                             .n_remotes = 1,
+                             .n_ranges = 2,
+                             .deadline_ns = TN_NO_DEADLINE};
+    CHECK(tn_submit(a.peer, &batch, &transfer) == TN_INVALID);
+    batch.n_ranges = 0;
+    CHECK(tn_submit(a.peer, &batch, &transfer) == TN_INVALID);
+    batch.n_ranges = 1;
+    struct {
+        uint64_t *field, wrong;
+        int status;
+    } faults[] = {{&ranges[0].length, 16, TN_INVALID},
+                  {&ranges[0].length, 4, TN_INVALID},
+                  {&ranges[0].rows, 2, TN_INVALID},
+                  {&ranges[0].remote_offset, 4, TN_INVALID},
+                  {&ranges[0].remote_offset, 4096, TN_REMOTE_ACCESS},
+                  {&ranges[0].remote_offset, UINT64_MAX - 7, TN_REMOTE_ACCESS},
+                  {&ranges[0].local_address, word.local_address + 4, TN_INVALID}};
+    for (size_t i = 0; i < sizeof(faults) / sizeof(*faults); i++) {
+        uint64_t right = *faults[i].field;
+        *faults[i].field = faults[i].wrong;
+        CHECK(tn_submit(a.peer, &batch, &transfer) == faults[i].status);
+        *faults[i].field = right;
+    }
+    b.remote.access = TN_WRITE; /* what was there may not be told */
+    CHECK(tn_submit(a.peer, &batch, &transfer) == TN_REMOTE_ACCESS);
+    b.remote.access = TN_READ | TN_WRITE;
+    batch.op = TN_OP_COMPARE_SWAP + 1;
+    CHECK(tn_submit(a.peer, &batch, &transfer) == TN_INVALID);
+    batch.op = TN_OP_COMPARE_SWAP;
+    CHECK(tn_submit(a.peer, &batch, &transfer) == TN_OK);
+    pair_finish(transfer, TN_NO_PATH); /* a stream has none */
+    pair_close_side(&a);
+    pair_close_side(&b);
+}
+
 static void test_closed_region_is_stale(void)
 {
     struct side a = {0}, b = {0};
@@ -246,6 +293,7 @@ int main(void)
     test_notifications_push_back();
     test_deadline_and_cancel_while_without_credit();
     test_errors_before_a_byte_moves();
+    test_atomics_are_checked();
     test_closed_region_is_stale();
     test_submitted_while_connecting();
     test_events();

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     Register = Callable[[View, list[Any]], int]
 
 READ, WRITE = 1, 2  # enum tn_op; the same bits as enum tn_access
-OP_NAMES = {READ: "read", WRITE: "write"}
+FETCH_ADD, COMPARE_SWAP = 3, 4  # enum tn_op
+OP_NAMES = {READ: "read", WRITE: "write", FETCH_ADD: "fetch_add", COMPARE_SWAP: "compare_swap"}
 
 # struct tn_range: local_address, local_region, remote_offset, length, rows, local_stride,
 # remote_stride, remote, reserved.
@@ -106,7 +107,7 @@ class Batch:
     def add(self, local: Any, remote: Any, op: int) -> None:
         """Checks one request and adds its ranges. Raises InvalidUse or RemoteAccessError."""
         if type(remote) is not RemoteRegion:
-            raise _not_remote(remote)
+            raise not_remote(remote)
         here = local.local_view() if isinstance(local, Region) else view(local)
         _check(here, remote, op)
         owner, pins = remote._owner, self.pins
@@ -202,6 +203,7 @@ def _rows(here: View, remote: RemoteRegion) -> Iterable[Rows]:
     raise InvalidUse("of an untyped pair one side must be contiguous")
 
 
-def _not_remote(remote: object) -> InvalidUse:
+def not_remote(remote: object) -> InvalidUse:
+    """What to raise for it."""
     hint = "; call .remote() on the region" if isinstance(remote, Region) else ""
     return InvalidUse(f"the remote side must be a RemoteRegion, not {type(remote).__name__}{hint}")

@@ -27,6 +27,7 @@ from transport.ffi.gate import Gate
 from transport.memory.cache import LocalCache
 from transport.memory.pool import Pool
 from transport.memory.region import RegionTable
+from transport.memory.words import Words
 from transport.providers import registry
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class Core:
         self.regions = RegionTable(self.native.pointer, self.pool, self.gate)
         self.regions.close_timeout = settings.close_timeout
         self.cache: LocalCache | None = None
+        self.words = Words(self.regions)
         self.queues = Queues(self)
         self._regions_by_number: weakref.WeakValueDictionary[int, Region] = (
             weakref.WeakValueDictionary()
@@ -213,6 +215,7 @@ class Core:
             self.queues.detach()
             if self.control is not None:
                 empty = self.control.close() and empty
+            self.words.close()
             if self.cache is not None:
                 self.cache.close_all()
             _lost.extend(self.regions.close_all(self.settings.close_timeout))
@@ -317,6 +320,7 @@ class Core:
             raise Unavailable(f"no provider can be used: {reasons or 'none was asked for'}")
         if "verbs" in self._endpoints:
             self.cache = LocalCache(self.regions)
+            self.words.registered = True
 
     def _close_endpoints(self) -> None:
         for endpoint in reversed(self._endpoints.values()):

@@ -14,7 +14,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from transport.config import Settings
-from transport.engine import allocate
+from transport.engine import allocate, atomics
 from transport.engine.batch import READ, WRITE, Batch, Read, Write
 from transport.engine.core import Core
 from transport.engine.notifications import Notifications
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from transport.control.secret import Source
+    from transport.engine.atomics import AtomicTransfer
     from transport.engine.transfer import Transfer
     from transport.memory.remote import RemoteRegion
 
@@ -212,6 +213,42 @@ class Engine(Handle):
         gathered = [requests] if isinstance(requests, (Read, Write)) else list(requests)
         with self._core as core:
             return prepare(self, core, gathered, Options(notify, deadline, provider, fallback))
+
+    def fetch_add(
+        self,
+        remote: RemoteRegion,
+        value: int,
+        *,
+        deadline: float | None = None,
+        provider: str | None = None,
+    ) -> AtomicTransfer:
+        """Begins to add `value` to a word in a peer's memory; `.value` is what was there before.
+
+        `remote` is one int64 or uint64 (or 8 bytes), aligned, of a region that may be read and
+        written; the sum wraps round. Only `verbs` carries it, and only where both devices have
+        atomic operations. It is atomic among RDMA operations on that device, and not towards the
+        owner's CPUs unless the device says so (IBV_ATOMIC_GLOB).
+
+        When the queue pair fails on the way, the outcome is unknown: it fails saying so and is not
+        repeated.
+        """
+        with self._core as core:
+            options = Options(None, deadline, provider, None)
+            return atomics.fetch_add(self, core, remote, value, options)
+
+    def compare_swap(
+        self,
+        remote: RemoteRegion,
+        expected: int,
+        desired: int,
+        *,
+        deadline: float | None = None,
+        provider: str | None = None,
+    ) -> AtomicTransfer:
+        """As `fetch_add`, but writes `desired` if `expected` is there: if `.value == expected`."""
+        with self._core as core:
+            options, words = Options(None, deadline, provider, None), (expected, desired)
+            return atomics.compare_swap(self, core, remote, words, options)
 
     def notifications(self) -> Notifications:
         """What peers have notified this engine of."""

@@ -44,7 +44,7 @@ class Options(NamedTuple):
 def submit(parent: object, core: Core, batch: Batch, options: Options) -> Transfer:
     """Begins everything in the batch. If a part is refused, the parts before it are cancelled."""
     notify = checked_notify(options.notify)
-    deadline = _absolute(core, options.deadline)
+    deadline = deadline_ns(core, options.deadline)
     parts = batch.parts()
     notified = who_notifies(parts) if notify is not None else ()
     flights: list[Flight] = []
@@ -68,9 +68,18 @@ def _begin(flight: Flight, part: Part, mask: int, deadline: int, notify: Any) ->
 
 
 def call_with_batch(
-    call: Any, flight: Flight, part: Part, *, mask: int, deadline: int, notify: Any
+    call: Any,
+    flight: Flight,
+    part: Part,
+    *,
+    mask: int,
+    deadline: int,
+    notify: Any = None,
+    words: tuple[int, int] = (0, 0),
 ) -> None:
-    """Lets C make the flight's native transfer of the part's ranges."""
+    """Lets C make the flight's native transfer of the part's ranges. `words` are what is added or
+    swapped in, and what is expected.
+    """
     batch = ffi.new(_BATCH)
     remotes = ffi.from_buffer(_REMOTES, part.remotes())
     tables = part.keys()
@@ -85,6 +94,7 @@ def call_with_batch(
     batch.n_remotes = len(part.owners)
     batch.n_ranges = len(part.ranges)
     batch.deadline_ns = deadline
+    batch.operand, batch.expected = words
     if notify is not None:
         batch.notify = notify
         batch.notify_length = len(notify)
@@ -141,7 +151,7 @@ def checked_notify(notify: bytes | None) -> Any:
     return data
 
 
-def _absolute(core: Core, deadline: float | None) -> int:
+def deadline_ns(core: Core, deadline: float | None) -> int:
     """When the transfer fails, in ns of CLOCK_MONOTONIC."""
     lifetime = lifetime_ns(core, deadline)
     return lifetime if lifetime == _NO_DEADLINE else time.monotonic_ns() + lifetime

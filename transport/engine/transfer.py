@@ -20,6 +20,8 @@ from transport.types import check_timeout
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
+    from typing_extensions import Self
+
     from transport.engine.core import Core, Flight
     from transport.engine.progress import LoopQueue
 
@@ -77,7 +79,7 @@ class Transfer:
         self._flights = flights  # last: the finalizer needs all of the above
 
     # ------------------------------------------------------------------------------------- waiting
-    def wait(self, timeout: float | None = None) -> Transfer:
+    def wait(self, timeout: float | None = None) -> Self:
         """Blocks until it has ended and returns itself; makes progress in this thread meanwhile.
 
         Raises the typed error when it failed, and TimeoutError after `timeout` seconds, which
@@ -87,10 +89,10 @@ class Transfer:
             raise TimeoutError(f"the transfer has not ended after {timeout} s; it goes on")
         return self._result()
 
-    def __await__(self) -> Generator[Any, None, Transfer]:
+    def __await__(self) -> Generator[Any, None, Self]:
         return self._wait_async().__await__()
 
-    async def _wait_async(self) -> Transfer:
+    async def _wait_async(self) -> Self:
         try:
             await self._ended_async()
         except asyncio.CancelledError:
@@ -230,7 +232,7 @@ class Transfer:
             max(result.elapsed_ns for result, _ in results) / 1e9,
         )
 
-    def _result(self) -> Transfer:
+    def _result(self) -> Self:
         if self._status() < _OK:
             raise self._error()
         return self
@@ -303,7 +305,13 @@ class Transfer:
         return known is queue
 
 
-_PREPOSITIONS = {"read": "from", "write": "to", "batch": "with"}
+_PREPOSITIONS = {
+    "read": "from",
+    "write": "to",
+    "batch": "with",
+    "fetch_add": "at",
+    "compare_swap": "at",
+}
 
 
 def _result_of(flight: Flight) -> Any:

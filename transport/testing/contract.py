@@ -20,6 +20,7 @@ import pytest
 
 from transport.engine.engine import Engine
 from transport.errors import StaleRegion, TransferError
+from transport.testing.contract_atomics import AtomicRules
 from transport.testing.contract_data import DataRules
 from transport.testing.contract_ends import EndRules
 from transport.testing.contract_prepared import PreparedRules
@@ -52,6 +53,8 @@ class Way:
     """Of the far process."""
     launcher: tuple[str, ...] = ()
     """A command that starts the far process in another place: `ip netns exec NAME`."""
+    atomics: bool = False
+    """Whether it has atomic operations."""
     stale: tuple[type[TransferError], ...] = (StaleRegion,)
     """What a transfer with a closed region raises: a NIC only tells that it refused."""
 
@@ -82,7 +85,7 @@ class FarSide(PeerProcess):
         return content
 
 
-class Contract(DataRules, PreparedRules, RefusalRules, WaitingRules, EndRules):
+class Contract(AtomicRules, DataRules, PreparedRules, RefusalRules, WaitingRules, EndRules):
     """All rules. A subclass whose name begins with Test sets `way`."""
 
     way: Way
