@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from transport.cli import facts
-from transport.cli.doctor_checks import Finding, all_findings
+from transport.cli.doctor_checks import all_findings
 from transport.config import TABLE, Settings
 from transport.errors import TransportError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transport.cli.doctor_live import Trial
+    from transport.cli.finding import Finding
 
 _MARKS = {"ok": "  ", "note": "! ", "missing": "- ", "passed": "  ", "unavailable": "- "}
 

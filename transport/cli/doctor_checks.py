@@ -7,37 +7,25 @@ absent.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import resource
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from transport.cli import facts, facts_rdma
+from transport.cli import doctor_rdma, facts, facts_rdma
+from transport.cli.finding import Finding, judged
+from transport.config import unknown_variables
 from transport.types import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from transport.config import Settings
 
-State = Literal["ok", "note", "missing"]
-"""ok: as it should be; note: worth knowing; missing: something cannot be used, see the remedy."""
-
 _SMALL_MEMLOCK = 64 << 20
 _FEW_FILES = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One line of the report."""
-
-    section: str
-    name: str
-    state: State
-    value: str
-    remedy: str = ""
 
 
 def all_findings(settings: Settings, root: Path = facts.ROOT) -> list[Finding]:
@@ -46,10 +34,17 @@ def all_findings(settings: Settings, root: Path = facts.ROOT) -> list[Finding]:
         *machine(root),
         *libraries(settings),
         *rdma(root),
+        *doctor_rdma.rails(settings),
         *limits(root),
         *same_host(root),
         *memory(root),
+        *variables(os.environ),
     ]
+
+
+def variables(environ: Iterable[str]) -> Iterator[Finding]:
+    for name, nearest in unknown_variables(environ).items():
+        yield Finding("environment", name, "note", "is no setting", f"did you mean {nearest}?")
 
 
 def machine(root: Path) -> Iterator[Finding]:
@@ -92,10 +87,10 @@ def rdma(root: Path) -> Iterator[Finding]:
         name = f"{port.device} port {port.number}"
         remedy = f"bring its network interface up; see `rdma link show {port.device}`"
         text = f"{port.state}, {port.link_layer}, {port.rate}"
-        yield _judged("rdma", name, text, "" if port.active else remedy)
+        yield judged("rdma", name, text, "" if port.active else remedy)
         for gid in port.gids:
             text = f"{gid.address} {gid.kind} {gid.interface}".rstrip()
-            yield _judged("rdma", f"{name} GID {gid.index}", text, "")
+            yield judged("rdma", f"{name} GID {gid.index}", text, "")
 
 
 def limits(root: Path) -> Iterator[Finding]:
@@ -106,20 +101,15 @@ def limits(root: Path) -> Iterator[Finding]:
     if exempt:
         text += ", not applied to this process (CAP_IPC_LOCK)"
     remedy = "RDMA registers no more than this: ulimit -l unlimited, or LimitMEMLOCK=infinity"
-    yield _judged("limits", "locked memory", text, remedy if small else "")
+    yield judged("limits", "locked memory", text, remedy if small else "")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{_or_unlimited(soft, str)} (hard: {_or_unlimited(hard, str)})"
     remedy = "every peer takes a few descriptors: ulimit -n 65536"
-    yield _judged("limits", "open files", text, remedy if soft < _FEW_FILES else "")
+    yield judged("limits", "open files", text, remedy if soft < _FEW_FILES else "")
 
 
 def _or_unlimited(value: int, show: Callable[[int], str]) -> str:
     return "unlimited" if value == resource.RLIM_INFINITY else show(value)
-
-
-def _judged(section: str, name: str, value: str, remedy: str) -> Finding:
-    """Worth a note where there is something to do."""
-    return Finding(section, name, "note" if remedy else "ok", value, remedy)
 
 
 def same_host(root: Path) -> Iterator[Finding]:
@@ -128,27 +118,27 @@ def same_host(root: Path) -> Iterator[Finding]:
     dumpable = _prctl(_PR_GET_DUMPABLE)
     text = {0: "no", 1: "yes"}.get(dumpable, f"only for root ({dumpable})")
     remedy = "process_vm cannot reach this process; pool memory (engine.empty) is mapped instead"
-    yield _judged("same host", "dumpable", text, "" if dumpable == 1 else remedy)
+    yield judged("same host", "dumpable", text, "" if dumpable == 1 else remedy)
     for kind, name in facts.namespaces(root).items():
         yield Finding("same host", f"{kind} namespace", "ok", name.partition(":")[2])
     mapped = facts.whole_user_namespace(root)
     text = " ".join((facts.read(root / "proc/self/uid_map") or "unknown").split())
     remedy = "peers in another user namespace may be refused process_vm"
-    yield _judged("same host", "uid map", text, "" if mapped else remedy)
+    yield judged("same host", "uid map", text, "" if mapped else remedy)
 
 
 def _yama(scope: int | None, privileged: bool) -> Finding:
     if scope is None:
-        return _judged("same host", "ptrace_scope", "no Yama in this kernel: the uid decides", "")
+        return judged("same host", "ptrace_scope", "no Yama in this kernel: the uid decides", "")
     if scope == 0:
-        return _judged("same host", "ptrace_scope", "0: the uid decides", "")
+        return judged("same host", "ptrace_scope", "0: the uid decides", "")
     remedy = "keep tensors in pool memory (engine.empty), which is mapped and needs no permission"
     if scope == 1:
         remedy += ", or set TRANSPORT_ALLOW_PTRACER where the memory is"
     text = f"{scope}: process_vm is restricted"
     if privileged:
         text += ", not for this process (CAP_SYS_PTRACE)"
-    return _judged("same host", "ptrace_scope", text, remedy)
+    return judged("same host", "ptrace_scope", text, remedy)
 
 
 _PR_GET_DUMPABLE = 3
