@@ -4,7 +4,6 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 static _Thread_local char last_error[1024];
 static _Thread_local int last_errno;
@@ -101,11 +100,4 @@ const char *tn_status_name(int status)
 const char *tn_version(void)
 {
     return "0.1.0";
-}
-
-uint64_t tn_now(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }

@@ -53,9 +53,12 @@ struct tn_engine {
     _Atomic uint32_t
         turnstile; /* futex: moves whenever something ended or the driver's place became free */
     _Atomic uint32_t waiters;
+    _Atomic uint32_t followers; /* waiters that sleep, or are about to, while another drives */
     _Atomic uint32_t
         visitors; /* as waiters, until they touch the engine no more: closing waits for them */
-    _Atomic uint32_t background_word; /* futex: the background thread's alarm */
+    _Atomic uint32_t background_word;   /* futex: the background thread's alarm */
+    _Atomic uint32_t background_asleep; /* until its alarm; it does not look by itself */
+    _Atomic uint32_t visits;            /* waits that are over */
     _Atomic uint32_t stopping;
     _Atomic uint64_t next_tick; /* when the links want to look at their heartbeats */
     uint64_t next_sweep; /* driver only: when abandoned guards of shared memory are looked at */
@@ -124,12 +127,18 @@ struct tn_peer {
 int tn_progress_init(struct tn_engine *engine);
 void tn_progress_fini(struct tn_engine *engine);
 void tn_progress_kick(struct tn_engine *engine);
+void tn_progress_wake_background(struct tn_engine *engine);
 void tn_progress_announce(struct tn_engine *engine); /* something ended: wake who waits */
 /* Makes progress until done(argument) or the time is over; 1 if done. Returns early (0) on a
  * signal. */
 int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), void *argument,
                      uint64_t timeout_ns);
 void tn_progress_deadline(struct tn_engine *engine, uint64_t deadline_ns);
+
+/* work.c */
+void tn_work_add(struct tn_host *host, struct tn_transfer *transfer);
+bool tn_work_run(struct tn_engine *engine); /* one chunk; false: there was none */
+bool tn_work_pending(struct tn_engine *engine);
 
 /* batch.c */
 /* Checks everything and copies it; the local regions are counted in. Nothing has begun: the

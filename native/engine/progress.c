@@ -1,7 +1,9 @@
 /* Who does the work. One thread at a time is the driver: it sleeps in epoll_wait and runs what is
  * ready. A caller that waits takes the driver's place; the background thread drives only while
- * nobody waits. Copies (the work list) are done by waiting callers and the background thread alike,
- * a chunk at a time.
+ * nobody waits. A caller looks for completions of a NIC before it does anything that costs a system
+ * call, and while short waits follow each other the background thread keeps out of the way: it
+ * looks after the sockets once in a millisecond. Copies (the work list) are done by waiting callers
+ * and the background thread alike, a chunk at a time.
  *
  * Lost wake-ups are avoided everywhere in the same way: whoever goes to sleep first says so
  * (driver_sleeping, a futex value), then looks once more; whoever adds something first adds it,
@@ -21,6 +23,8 @@
 #define MAX_SLEEP_NS 1000000000u
 #define FOLLOWER_SLEEP_NS 50000000u /* a safety net only */
 #define COPIES_BETWEEN_POLLS 4      /* so that a long copy does not starve the sockets */
+#define REAPING_NS 1000000u         /* completions that keep coming do not starve them longer */
+#define DOZE_NS 1000000u
 
 static void wake_ready(struct tn_watch *watch, uint32_t events)
 {
@@ -69,67 +73,17 @@ static void host_kick(struct tn_host *host)
 void tn_progress_announce(struct tn_engine *engine)
 {
     atomic_fetch_add(&engine->turnstile, 1);
-    if (!atomic_load(&engine->waiters))
-        return;
-    tn_futex_wake(&engine->turnstile, INT32_MAX);
-    tn_progress_kick(engine);
+    if (atomic_load(&engine->followers))
+        tn_futex_wake(&engine->turnstile, INT32_MAX);
+    if (atomic_load(&engine->driving) == TN_CALLER)
+        tn_progress_kick(engine);
 }
 
-static void wake_background(struct tn_engine *engine)
+void tn_progress_wake_background(struct tn_engine *engine)
 {
     atomic_fetch_add(&engine->background_word, 1);
     tn_futex_wake(&engine->background_word, 1);
     tn_progress_kick(engine);
-}
-
-static void host_work(struct tn_host *host, struct tn_transfer *transfer)
-{
-    struct tn_engine *engine = (struct tn_engine *)host;
-    tn_transfer_reference(transfer);
-    pthread_mutex_lock(&engine->work_lock);
-    tn_list_append(&engine->work, &transfer->working);
-    pthread_mutex_unlock(&engine->work_lock);
-    atomic_fetch_add(&engine->turnstile, 1);
-    wake_background(engine);
-}
-
-/* Runs one chunk of each transfer in turn, so that a small one does not wait for all of a big one.
- * Others may run the same transfer meanwhile; whoever finds it empty takes it off. */
-static bool run_work(struct tn_engine *engine)
-{
-    struct tn_transfer *transfer = NULL;
-    pthread_mutex_lock(&engine->work_lock);
-    if (!tn_list_empty(&engine->work)) {
-        transfer = tn_container(engine->work.next, struct tn_transfer, working);
-        tn_list_remove(&transfer->working);
-        tn_list_append(&engine->work, &transfer->working);
-        tn_transfer_reference(transfer);
-    }
-    pthread_mutex_unlock(&engine->work_lock);
-    if (!transfer)
-        return false;
-    struct tn_peer *peer = tn_transfer_peer(transfer);
-    if (!peer || !transfer->run(transfer) || tn_transfer_exhausted(transfer)) {
-        pthread_mutex_lock(&engine->work_lock);
-        bool listed = !tn_list_empty(&transfer->working);
-        tn_list_remove(&transfer->working);
-        pthread_mutex_unlock(&engine->work_lock);
-        if (listed)
-            tn_transfer_unreference(transfer);
-    }
-    tn_transfer_unreference(transfer);
-    tn_settle_run(engine);
-    if (peer)
-        tn_peer_unreference(peer);
-    return true;
-}
-
-static bool have_work(struct tn_engine *engine)
-{
-    pthread_mutex_lock(&engine->work_lock);
-    bool have = !tn_list_empty(&engine->work);
-    pthread_mutex_unlock(&engine->work_lock);
-    return have;
 }
 
 static bool have_chores(struct tn_engine *engine)
@@ -204,19 +158,6 @@ static uint64_t run_chores(struct tn_engine *engine)
     return deadline < tick ? deadline : tick;
 }
 
-static int poll_providers(struct tn_engine *engine, bool arm)
-{
-    int found = 0;
-    for (int i = 0; i < TN_MAX_PROVIDERS; i++) {
-        const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
-        if (ops && ops->poll)
-            found += ops->poll(engine->providers[i].self);
-        if (arm && ops && ops->arm)
-            found += ops->arm(engine->providers[i].self);
-    }
-    return found;
-}
-
 /* What a caller waits for. */
 struct goal {
     bool (*done)(void *argument);
@@ -226,12 +167,55 @@ struct goal {
     bool followed; /* its last step was to sleep while another drove */
 };
 
+/* The background thread (no goal) makes room for a caller. */
+static bool goal_reached(struct tn_engine *engine, const struct goal *goal)
+{
+    return goal ? goal->done(goal->argument) : atomic_load(&engine->waiters) > 0;
+}
+
+static int look_at_providers(struct tn_engine *engine)
+{
+    int found = 0;
+    for (int i = 0; i < TN_MAX_PROVIDERS; i++) {
+        const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
+        if (ops && ops->spin)
+            found += ops->spin(engine->providers[i].self);
+        else if (ops && ops->poll)
+            found += ops->poll(engine->providers[i].self);
+    }
+    return found;
+}
+
+static bool arm_providers(struct tn_engine *engine)
+{
+    bool found = false;
+    for (int i = 0; i < TN_MAX_PROVIDERS; i++) {
+        const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
+        if (ops && ops->arm && ops->arm(engine->providers[i].self))
+            found = true;
+    }
+    return found;
+}
+
+/* Takes completions as long as they come; true when there may be more. Whoever drives does it, and
+ * so does a caller before it tries to drive. */
+static bool reap(struct tn_engine *engine, const struct goal *goal)
+{
+    uint64_t end = tn_now() + REAPING_NS;
+    while (look_at_providers(engine)) {
+        tn_settle_run(engine);
+        if (goal_reached(engine, goal) || tn_now() >= end)
+            return true;
+    }
+    return false;
+}
+
 /* The look once more before sleeping: everything that somebody may have brought who did not see us
- * sleep yet. The background thread (no goal) does not sleep when a caller wants its place. */
+ * sleep yet. */
 static uint64_t look_again(struct tn_engine *engine, const struct goal *goal, uint64_t until)
 {
-    bool reached = goal ? goal->done(goal->argument) : atomic_load(&engine->waiters) > 0;
-    if (reached || have_work(engine) || have_chores(engine) || atomic_load(&engine->stopping))
+    if (goal_reached(engine, goal) || tn_work_pending(engine) || have_chores(engine) ||
+        atomic_load(&engine->stopping))
         return 0;
     pthread_mutex_lock(&engine->active_lock);
     uint64_t deadline = engine->next_deadline;
@@ -257,13 +241,16 @@ static int sleep_and_collect(struct tn_engine *engine, struct epoll_event *event
     return count;
 }
 
-/* One round of the driver: chores, at most one sleep until `until`, and what became ready. False on
- * a signal. */
+/* One round of the driver: chores, completions, at most one sleep until `until`, and what became
+ * ready. False on a signal. */
 static bool drive(struct tn_engine *engine, const struct goal *goal, uint64_t until)
 {
     struct epoll_event events[MAX_EVENTS];
     uint64_t due = run_chores(engine);
-    if (poll_providers(engine, true))
+    bool more = reap(engine, goal);
+    if (goal && goal->done(goal->argument))
+        return true;
+    if (more || arm_providers(engine))
         until = 0;
     uint64_t limit = tn_now() + MAX_SLEEP_NS;
     until = until < due ? until : due;
@@ -287,7 +274,7 @@ static bool take_wheel(struct tn_engine *engine, enum tn_driver driver)
 /* Wakes one of the callers that sleep while another drives, if there are any. */
 static void offer_wheel(struct tn_engine *engine)
 {
-    if (!atomic_load(&engine->waiters))
+    if (!atomic_load(&engine->followers))
         return;
     atomic_fetch_add(&engine->turnstile, 1);
     tn_futex_wake(&engine->turnstile, 1);
@@ -299,21 +286,28 @@ static void leave_wheel(struct tn_engine *engine)
     offer_wheel(engine);
 }
 
-/* False on a signal. */
+/* False on a signal. Whoever leaves the wheel looks for followers after it, and a follower looks at
+ * the wheel after it has become one. */
 static bool follow(struct tn_engine *engine, uint32_t turnstile, uint64_t end)
 {
     uint64_t now = tn_now();
     uint64_t left = end > now ? end - now : 0;
-    if (atomic_load(&engine->driving) == TN_BACKGROUND)
+    bool undisturbed = true;
+    atomic_fetch_add(&engine->followers, 1);
+    uint32_t driving = atomic_load(&engine->driving);
+    if (driving == TN_BACKGROUND)
         tn_progress_kick(engine); /* it makes room */
-    return tn_futex_wait(&engine->turnstile, turnstile,
-                         left < FOLLOWER_SLEEP_NS ? left : FOLLOWER_SLEEP_NS);
+    if (driving != TN_NOBODY)
+        undisturbed = tn_futex_wait(&engine->turnstile, turnstile,
+                                    left < FOLLOWER_SLEEP_NS ? left : FOLLOWER_SLEEP_NS);
+    atomic_fetch_sub(&engine->followers, 1);
+    return undisturbed;
 }
 
 /* One step of a waiting caller; false on a signal. */
 static bool wait_step(struct tn_engine *engine, struct goal *goal)
 {
-    bool copied = run_work(engine);
+    bool copied = tn_work_run(engine);
     goal->followed = false;
     if (copied && ++goal->copies % COPIES_BETWEEN_POLLS)
         return true;
@@ -333,10 +327,13 @@ static bool wait_step(struct tn_engine *engine, struct goal *goal)
  * one gets it. */
 static void leave(struct tn_engine *engine, const struct goal *goal)
 {
-    if (atomic_fetch_sub(&engine->waiters, 1) == 1)
-        wake_background(engine);
-    else if (goal->followed && atomic_load(&engine->driving) == TN_NOBODY)
+    atomic_fetch_add(&engine->visits, 1);
+    if (atomic_fetch_sub(&engine->waiters, 1) == 1) {
+        if (atomic_load(&engine->background_asleep))
+            tn_progress_wake_background(engine);
+    } else if (goal->followed && atomic_load(&engine->driving) == TN_NOBODY) {
         offer_wheel(engine);
+    }
 }
 
 int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), void *argument,
@@ -348,6 +345,8 @@ int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), voi
     bool undisturbed = true;
     atomic_fetch_add(&engine->visitors, 1);
     atomic_fetch_add(&engine->waiters, 1);
+    if (timeout_ns && !done(argument))
+        reap(engine, &goal);
     while (!done(argument) && undisturbed && tn_now() < goal.end && !atomic_load(&engine->stopping))
         undisturbed = wait_step(engine, &goal);
     leave(engine, &goal);
@@ -356,22 +355,48 @@ int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), voi
     return reached;
 }
 
+/* Until its alarm while a caller is in one long wait, who drives meanwhile and sounds it when it
+ * leaves. */
+static void sleep_in_background(struct tn_engine *engine, uint32_t word)
+{
+    atomic_store(&engine->background_asleep, 1);
+    if (atomic_load(&engine->waiters))
+        tn_futex_wait(&engine->background_word, word, MAX_SLEEP_NS);
+    atomic_store(&engine->background_asleep, 0);
+}
+
+/* The background thread's turn at the wheel. While callers come and go, that is one round without a
+ * sleep in it, and a doze: taking the wheel from callers and giving it back would cost more than
+ * their waits. */
+static void drive_in_background(struct tn_engine *engine, uint32_t word, uint32_t *visits,
+                                bool copied)
+{
+    uint32_t now = atomic_load(&engine->visits);
+    bool busy = now != *visits;
+    *visits = now;
+    if (!busy && atomic_load(&engine->waiters)) {
+        if (!copied)
+            sleep_in_background(engine, word);
+        return;
+    }
+    if (take_wheel(engine, TN_BACKGROUND)) {
+        drive(engine, NULL, copied || busy ? 0 : UINT64_MAX);
+        leave_wheel(engine);
+    }
+    if (busy && !copied)
+        tn_futex_wait(&engine->background_word, word, DOZE_NS);
+}
+
 static void *background(void *argument)
 {
     struct tn_engine *engine = argument;
     prctl(PR_SET_NAME, "transport", 0, 0, 0);
-    uint32_t copies = 0;
+    uint32_t copies = 0, visits = 0;
     while (!atomic_load(&engine->stopping)) {
         uint32_t word = atomic_load(&engine->background_word);
-        bool copied = run_work(engine);
-        if (copied && ++copies % COPIES_BETWEEN_POLLS)
-            continue;
-        if (!atomic_load(&engine->waiters) && take_wheel(engine, TN_BACKGROUND)) {
-            drive(engine, NULL, copied ? 0 : UINT64_MAX);
-            leave_wheel(engine);
-        } else if (!copied) {
-            tn_futex_wait(&engine->background_word, word, MAX_SLEEP_NS);
-        }
+        bool copied = tn_work_run(engine);
+        if (!copied || ++copies % COPIES_BETWEEN_POLLS == 0)
+            drive_in_background(engine, word, &visits, copied);
     }
     return NULL;
 }
@@ -394,7 +419,7 @@ int tn_progress_init(struct tn_engine *engine)
     engine->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (engine->epoll_fd < 0 || engine->wake_fd < 0)
         return tn_fail_errno("making the epoll set");
-    engine->host.work = host_work;
+    engine->host.work = tn_work_add;
     engine->host.watch = watch_add;
     engine->host.rewatch = watch_change;
     engine->host.unwatch = watch_remove;
@@ -409,7 +434,7 @@ int tn_progress_init(struct tn_engine *engine)
 void tn_progress_fini(struct tn_engine *engine)
 {
     atomic_store(&engine->stopping, 1);
-    wake_background(engine);
+    tn_progress_wake_background(engine);
     eventfd_write(engine->wake_fd, 1);
     pthread_join(engine->thread, NULL);
     for (int i = 0; i < 1000 && atomic_load(&engine->visitors); i++) {

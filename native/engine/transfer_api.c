@@ -24,8 +24,8 @@ void tn_transfer_result(struct tn_transfer *transfer, struct tn_result *out)
     out->vendor = transfer->vendor;
     out->provider = transfer->provider;
     out->bytes = transfer->bytes;
-    out->elapsed_ns =
-        (out->status == TN_PENDING ? tn_now() : transfer->ended_ns) - transfer->submitted_ns;
+    uint64_t end = out->status == TN_PENDING ? tn_now() : transfer->ended_ns;
+    out->elapsed_ns = end > transfer->submitted_ns ? end - transfer->submitted_ns : 0;
     snprintf(out->path, sizeof(out->path), "%s", transfer->path);
     snprintf(out->text, sizeof(out->text), "%s", transfer->text);
     pthread_mutex_unlock(&transfer->lock);

@@ -6,7 +6,6 @@ May import batch, transfer, control, ffi and errors. Runs within the engine's ga
 from __future__ import annotations
 
 import concurrent.futures
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transport.engine.batch import KEY_BYTES, OP_NAMES, READ, WRITE
@@ -154,7 +153,7 @@ def checked_notify(notify: bytes | None) -> Any:
 def deadline_ns(core: Core, deadline: float | None) -> int:
     """When the transfer fails, in ns of CLOCK_MONOTONIC."""
     lifetime = lifetime_ns(core, deadline)
-    return lifetime if lifetime == _NO_DEADLINE else time.monotonic_ns() + lifetime
+    return lifetime if lifetime == _NO_DEADLINE else int(lib.tn_now()) + lifetime
 
 
 def lifetime_ns(core: Core, deadline: float | None) -> int:

@@ -1,6 +1,5 @@
 /* Completion queues: reaping them, and sleeping until there is something to reap. */
 #include <errno.h>
-#include <sched.h>
 #include <string.h>
 
 #include "providers/verbs/verbs.h"
@@ -114,36 +113,9 @@ int tn_verbs_rail_reap(struct tn_verbs_rail *rail)
     return total;
 }
 
-static void pause_cpu(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb");
-#endif
-}
-
-static int spin(struct tn_verbs_rail *rail)
-{
-    int found = 0;
-    for (int i = 1; i <= TN_VERBS_SPINS && !found && atomic_load(&rail->in_flight); i++) {
-        if (i % TN_VERBS_SPINS_PER_YIELD)
-            pause_cpu();
-        else
-            sched_yield();
-        found = tn_verbs_rail_reap(rail);
-    }
-    return found;
-}
-
 /* A completion that came before the arming raises no event, hence the look after it. */
 int tn_verbs_rail_arm(struct tn_verbs_rail *rail)
 {
-    bool recent = rail->found;
-    rail->found = false;
-    int found = recent ? 1 : spin(rail);
-    if (found)
-        return found;
     for (uint32_t i = 0; i < rail->n_cqs; i++)
         if (!rail->cqs[i].armed)
             arm(&rail->cqs[i]);

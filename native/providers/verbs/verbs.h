@@ -30,11 +30,10 @@
 #define TN_VERBS_FIRST_CQ 4096
 #define TN_VERBS_MAX_CONNECTIONS 65536
 #define TN_VERBS_REAP 32
-/* Before a thread sleeps while requests are in flight it looks this often for their completions,
- * some 20 us, because a wake-up through the kernel costs more than a small transfer. Counted rather
- * than timed: a clock may be a system call. */
-#define TN_VERBS_SPINS 256
-#define TN_VERBS_SPINS_PER_YIELD 32
+/* Before a thread sleeps while requests are in flight it looks so long for their completions: about
+ * what a wake-up through the kernel costs. */
+#define TN_VERBS_SPIN_NS 50000
+#define TN_VERBS_LOOKS_PER_CLOCK 8
 
 /* A slot of the notification ring, as it lies in memory. The peer writes it: nothing in it is to be
  * believed. */
@@ -82,7 +81,6 @@ struct tn_verbs_rail {
     _Atomic bool strict;        /* it has refused relaxed ordering */
 
     pthread_mutex_t poll_lock; /* all below */
-    bool found;                /* the last poll reaped something: no use in arming yet */
     struct tn_verbs_cq cqs[TN_VERBS_MAX_CQS];
     uint32_t n_cqs;
     struct tn_verbs_entry *entries;

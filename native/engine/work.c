@@ -1,0 +1,53 @@
+/* The work list: transfers with chunks to copy, which waiting callers and the background thread do
+ * alike. */
+#include "engine/engine.h"
+
+void tn_work_add(struct tn_host *host, struct tn_transfer *transfer)
+{
+    struct tn_engine *engine = (struct tn_engine *)host;
+    tn_transfer_reference(transfer);
+    pthread_mutex_lock(&engine->work_lock);
+    tn_list_append(&engine->work, &transfer->working);
+    pthread_mutex_unlock(&engine->work_lock);
+    atomic_fetch_add(&engine->turnstile, 1);
+    tn_progress_wake_background(engine);
+}
+
+/* Runs one chunk of each transfer in turn, so that a small one does not wait for all of a big one.
+ * Others may run the same transfer meanwhile; whoever finds it empty takes it off. */
+bool tn_work_run(struct tn_engine *engine)
+{
+    struct tn_transfer *transfer = NULL;
+    pthread_mutex_lock(&engine->work_lock);
+    if (!tn_list_empty(&engine->work)) {
+        transfer = tn_container(engine->work.next, struct tn_transfer, working);
+        tn_list_remove(&transfer->working);
+        tn_list_append(&engine->work, &transfer->working);
+        tn_transfer_reference(transfer);
+    }
+    pthread_mutex_unlock(&engine->work_lock);
+    if (!transfer)
+        return false;
+    struct tn_peer *peer = tn_transfer_peer(transfer);
+    if (!peer || !transfer->run(transfer) || tn_transfer_exhausted(transfer)) {
+        pthread_mutex_lock(&engine->work_lock);
+        bool listed = !tn_list_empty(&transfer->working);
+        tn_list_remove(&transfer->working);
+        pthread_mutex_unlock(&engine->work_lock);
+        if (listed)
+            tn_transfer_unreference(transfer);
+    }
+    tn_transfer_unreference(transfer);
+    tn_settle_run(engine);
+    if (peer)
+        tn_peer_unreference(peer);
+    return true;
+}
+
+bool tn_work_pending(struct tn_engine *engine)
+{
+    pthread_mutex_lock(&engine->work_lock);
+    bool have = !tn_list_empty(&engine->work);
+    pthread_mutex_unlock(&engine->work_lock);
+    return have;
+}
