@@ -81,6 +81,22 @@ class Settings:
     max_regions: int = _setting(
         1 << 20, kinds.count(16, 1 << 28), "regions that this engine may have at once"
     )
+    register_threads: int = _setting(
+        0,
+        kinds.count(0, 64),
+        "threads that fault in and register a large region; 0: as many as CPUs, at most 16",
+    )
+    register_prefault: int = _setting(
+        256 << 20,
+        kinds.size(0, 1 << 62),
+        "regions of at least this size have their pages faulted in, by several threads, before "
+        "RDMA devices register them; 0 leaves it to the devices",
+    )
+    register_step: int = _setting(
+        1 << 30,
+        kinds.size(1 << 16, 1 << 40),
+        "registering a large region tells its progress, and can be interrupted, every so often",
+    )
     providers: tuple[str, ...] = _setting(
         ("shm", "verbs", "tcp"), kinds.NAMES, "ways to move bytes, most wanted first"
     )
@@ -160,6 +176,12 @@ class Settings:
     )
     verbs_inline_bytes: int = _setting(
         64, kinds.size(0, 4096), "payloads up to this size travel inside the work request"
+    )
+    verbs_region_bytes: int = _setting(
+        0,
+        kinds.size(0, 1 << 62),
+        "larger regions are registered in parts of this size, several at once (handles then carry "
+        "a key for each); 0: what the devices take at once",
     )
     verbs_relaxed_ordering: str = _setting(
         "auto",

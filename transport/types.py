@@ -38,6 +38,9 @@ class Access(enum.Flag):
         return next((name for name, access in _ACCESS_BY_NAME.items() if access is self), "none")
 
 
+NOBODY = Access(0)
+"""Of memory for this engine's own use. The NIC knows: a peer that guesses the key is refused."""
+
 _ACCESS_BY_NAME = {"read": Access.READ, "write": Access.WRITE, "read-write": Access.READ_WRITE}
 
 

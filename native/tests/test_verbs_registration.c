@@ -8,7 +8,7 @@
 
 #define PAGE 4096u
 #define RELAXED (1 << 20) /* IBV_ACCESS_RELAXED_ORDERING */
-enum { LOCAL_WRITE = 1, REMOTE_WRITE = 2, REMOTE_READ = 4 };
+enum { LOCAL_WRITE = 1, REMOTE_WRITE = 2, REMOTE_READ = 4, REMOTE_ATOMIC = 8 };
 
 static struct tn_region *open_region(struct end *end, void *address, uint64_t length,
                                      uint32_t access)
@@ -47,21 +47,26 @@ static void refused(struct end *end, uint64_t length, int status, const char *co
     CHECK(double_get("mrs") == mrs);
 }
 
-/* Peers get what was offered; memory for own use only is nobody's by any key. */
+/* Peers get what was offered, atomic operations where they may do both and the device can; memory
+ * for own use only is nobody's by any key. */
 static void test_access_flags(void)
 {
-    struct end a, b;
-    verbs_pair_open(&a, &b, 4 * MIB);
     static const long wanted[] = {LOCAL_WRITE, LOCAL_WRITE | REMOTE_READ,
                                   LOCAL_WRITE | REMOTE_WRITE,
                                   LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE};
-    for (uint32_t access = 0; access < 4; access++) {
-        struct tn_region *region = open_region(&a, a.memory, PAGE, access);
-        CHECK((flags_of(region) & 0xffff) == wanted[access]);
-        end_finish(verbs_pair_move(&a, TN_OP_READ, region, 0, b.region, 0, PAGE), TN_OK, "rc");
-        close_region(region);
+    for (long atomics = 0; atomics < 2; atomics++) {
+        struct end a, b;
+        double_set("atomic_cap", atomics);
+        verbs_pair_open(&a, &b, 4 * MIB);
+        for (uint32_t access = 0; access < 4; access++) {
+            struct tn_region *region = open_region(&a, a.memory, PAGE, access);
+            long more = access == 3 && atomics ? REMOTE_ATOMIC : 0;
+            CHECK((flags_of(region) & 0xffff) == (wanted[access] | more));
+            end_finish(verbs_pair_move(&a, TN_OP_READ, region, 0, b.region, 0, PAGE), TN_OK, "rc");
+            close_region(region);
+        }
+        verbs_pair_close(&a, &b);
     }
-    verbs_pair_close(&a, &b);
 }
 
 /* J5: a kernel that refuses the flag is asked once. J4: where order matters it is never asked. */

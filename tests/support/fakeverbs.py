@@ -144,6 +144,10 @@ class Double:
     def get(self, name: str) -> int:
         return int(self._library.fakeverbs_get(name.encode()))
 
+    def access(self, key: int) -> int:
+        """The access flags of a memory region; -1: there is none with the key."""
+        return int(self._library.fakeverbs_mr_access(ctypes.c_uint32(key)))
+
     def configure(self, devices: list[Device]) -> None:
         self.reset()
         for name, text in settings(devices):

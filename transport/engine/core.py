@@ -27,6 +27,7 @@ from transport.ffi.gate import Gate
 from transport.memory.cache import LocalCache
 from transport.memory.pool import Pool
 from transport.memory.region import RegionTable
+from transport.memory.registering import Manner
 from transport.memory.words import Words
 from transport.providers import registry
 
@@ -321,6 +322,15 @@ class Core:
         if "verbs" in self._endpoints:
             self.cache = LocalCache(self.regions)
             self.words.registered = True
+            self._register_with_care(self.cache)
+
+    def _register_with_care(self, cache: LocalCache) -> None:
+        """As devices that pin what they register need it."""
+        settings = self.settings
+        self.regions.reclaim = cache.reclaim
+        self.regions.manner = Manner(
+            settings.register_threads, settings.register_prefault, settings.register_step
+        )
 
     def _close_endpoints(self) -> None:
         for endpoint in reversed(self._endpoints.values()):

@@ -28,7 +28,7 @@ from transport.memory.region import Region
 from transport.types import Access, check_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from transport.control.secret import Source
     from transport.engine.atomics import AtomicTransfer
@@ -104,11 +104,19 @@ class Engine(Handle):
             return tuple(Peer(self, core, record) for record in core.plane.peers)
 
     # -------------------------------------------------------------------------------------- memory
-    def register(self, x: Any, *, access: Access | str = "read-write") -> Region:
+    def register(
+        self,
+        x: Any,
+        *,
+        access: Access | str = "read-write",
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Region:
         """Lets peers use the memory of a tensor, array or buffer, by the handle of the region.
 
         Read-only memory gives a region that can only be read; asking to "write" it raises
-        InvalidUse.
+        InvalidUse. RDMA pins the memory, which takes seconds for hundreds of gigabytes: `progress`
+        is called meanwhile, in this thread, with the bytes that are done and all; Ctrl-C, or an
+        exception that it raises, leaves nothing registered.
         """
         wanted = Access.parse(access)
         found = view(x)
@@ -117,7 +125,7 @@ class Engine(Handle):
                 raise InvalidUse("the memory is read-only; register it with access='read'")
             wanted = Access.READ
         with self._core as core:
-            region = Region(self, core.regions, core.identity, found, wanted)
+            region = Region(self, core.regions, core.identity, found, wanted, progress)
             core.remember(region)
         return region
 

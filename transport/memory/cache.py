@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from transport.memory.host import View, extent_of, storage_of
-from transport.types import Access
+from transport.types import NOBODY
 
 if TYPE_CHECKING:
     from transport.memory.region import NativeRegion, RegionTable
@@ -24,7 +24,7 @@ class _Entry:
     __slots__ = ("reference", "region")
 
     def __init__(self, region: NativeRegion, reference: weakref.ref[Any]) -> None:
-        self.region = region
+        self.region: NativeRegion | None = region  # None: reclaimed
         self.reference = reference
 
 
@@ -52,8 +52,7 @@ class LocalCache:
             self.hits += 1
         else:
             self.misses += 1
-            # READ: peers get no handle to it, and our own reads may land in it all the same.
-            region = self._table.open_bytes(start, size, Access.READ, None)
+            region = self._table.open_bytes((start, size), NOBODY, None, view.readonly)
             if storage is None:  # nothing tells when the memory dies: it is pinned and then closed
                 region.temporary = True
             else:
@@ -75,12 +74,28 @@ class LocalCache:
             with self._lock:
                 if self._entries.get(key) is entry:
                     del self._entries[key]
-            self._table.close(entry.region, 0.0)
+            if entry.region is not None:
+                self._table.close(entry.region, 0.0)
 
     def close_all(self) -> None:
         """Before the engine closes."""
         self._dead.extend(self._entries.copy().items())
         self.drain()
+
+    def reclaim(self) -> bool:
+        """Forgets all entries, so that those that no transfer uses give their memory back; the
+        others follow with their transfers. False: there was none.
+        """
+        with self._lock:
+            entries = list(self._entries.values())
+            self._entries.clear()
+        for entry in entries:
+            region, entry.region = entry.region, None
+            if region is not None:
+                region.temporary = True
+        region = None  # now only transfers hold it
+        self._table.drain()
+        return bool(entries)
 
     @property
     def entries(self) -> int:
@@ -91,14 +106,15 @@ class LocalCache:
     def bytes(self) -> int:
         """How many bytes they have."""
         regions = [entry.region for entry in self._entries.copy().values()]
-        return sum(region.end - region.start for region in regions)
+        return sum(region.end - region.start for region in regions if region is not None)
 
     def _known(self, storage: Any, start: int, size: int) -> NativeRegion | None:
         entry = self._entries.get(id(storage))
         if entry is None or entry.reference() is not storage:
             return None
         region = entry.region
-        return region if (region.start, region.end) == (start, start + size) else None
+        fits = region is not None and (region.start, region.end) == (start, start + size)
+        return region if fits else None
 
     def _remember(self, storage: Any, region: NativeRegion) -> None:
         key = id(storage)

@@ -6,17 +6,19 @@ address (RDMA needs it), and keeps what cannot be given back yet until it is qui
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from bisect import bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transport.errors import InvalidUse, Status
-from transport.ffi import check, failure, ffi, lib
+from transport.errors import InvalidUse, NativeError, Status
+from transport.ffi import failure, ffi, lib, text
 from transport.ffi.handle import Handle
 from transport.memory.host import View, identity_of
 from transport.memory.layout import span
+from transport.memory.registering import Making, Manner
 from transport.memory.remote import NATIVE, Owner, RemoteRegion
 from transport.types import Access, check_timeout, format_bytes
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 
     from transport.ffi.gate import Gate
     from transport.memory.pool import Pool
+    from transport.memory.registering import Progress
+
+_EXPLAINED = 16384  # bytes of text
 
 _log = logging.getLogger("transport.memory")
 
@@ -74,6 +79,8 @@ class RegionTable:
     def __init__(self, engine: Any, pool: Pool, gate: Gate) -> None:
         self.gate = gate
         self.close_timeout = 5.0
+        self.manner = Manner()
+        self.reclaim: Callable[[], bool] = lambda: False  # frees locked memory that nobody uses
         self._engine = engine  # struct tn_engine *
         self._pool = pool
         self._lock = threading.Lock()
@@ -83,23 +90,40 @@ class RegionTable:
         self._retired: deque[tuple[Any, bool]] = deque()  # by finalizers: pointer, whether closed
         self._quarantine: list[NativeRegion] = []  # closed, but a peer may still touch them
 
-    def open(self, view: View, access: Access) -> NativeRegion:
+    def open(self, view: View, access: Access, progress: Progress | None = None) -> NativeRegion:
         """Registers the span of a view's elements, for peers. Raises NativeError."""
         low, high = span(view.shape, view.strides, view.itemsize)
-        region = self.open_bytes(view.address + low, high - low, access, view.owner)
+        extent = view.address + low, high - low
+        region = self.open_bytes(extent, access, view.owner, view.readonly, progress)
         region.identity = identity_of(view)
         with self._lock:
             self._live[region] = None
             self._sorted = None
         return region
 
-    def open_bytes(self, start: int, length: int, access: Access, keep: Any) -> NativeRegion:
+    def open_bytes(
+        self,
+        extent: tuple[int, int],
+        access: Access,
+        keep: Any,
+        readonly: bool = False,
+        progress: Progress | None = None,
+    ) -> NativeRegion:
         """Registers bytes that `find` shall not find: their owner keeps the region himself."""
-        out = ffi.new("struct tn_region **")
+        start, length = extent
         segment = self._pool.find(start) if length else ffi.NULL
-        address = ffi.cast("void *", start)
-        check(lib.tn_region_open(self._engine, address, length, access.value, segment, out))
-        return NativeRegion(self, out[0], start, length, keep)
+        where = start, length, access.value, segment
+        making = Making(self._engine, self.gate, self.manner, where, progress)
+        try:
+            pointer = making.run(readonly)
+        except NativeError as error:
+            if error.errno != errno.ENOMEM or not self.reclaim():
+                raise
+            pointer = making.run(readonly)
+        region = NativeRegion(self, pointer, start, length, keep)
+        if lib.tn_region_missing(pointer):
+            _log.warning("a region is not registered with every rail: %s", explain(region))
+        return region
 
     def close(self, region: NativeRegion, timeout: float) -> bool:
         """Revokes it everywhere. False: something may still touch the memory: it stays pinned."""
@@ -179,6 +203,13 @@ class RegionTable:
         return self._quarantine
 
 
+def explain(region: NativeRegion) -> list[str]:
+    """One line per rail: how it has registered the region, or why not."""
+    out = ffi.new("char[]", _EXPLAINED)
+    lib.tn_region_explain(region.pointer, out, _EXPLAINED)
+    return text(out).splitlines()
+
+
 def _describe(region: NativeRegion) -> tuple[bytes, bytes]:
     """The C half of a handle and its key table."""
     described = ffi.new("struct tn_remote *")
@@ -219,6 +250,7 @@ class Region(Handle):
         identity: Callable[[], tuple[bytes, tuple[str, ...]]],
         view: View,
         access: Access,
+        progress: Progress | None = None,
     ) -> None:
         self._parent = parent  # the engine must outlive its regions
         self._table = table
@@ -230,7 +262,7 @@ class Region(Handle):
         self._strides = None if view.contiguous else view.strides
         self._view: View | None = view
         self._remote: RemoteRegion | None = None
-        self._native = table.open(view, access)
+        self._native = table.open(view, access, progress)
         self._open()
 
     @property
@@ -274,6 +306,12 @@ class Region(Handle):
             offset = self._offset()
             self._remote = RemoteRegion(owner, offset, self._dtype, self._shape, self._strides)
         return self._remote
+
+    def explain(self) -> list[str]:
+        """How each RDMA rail has registered the memory, or why not: a line per rail."""
+        self._check()
+        with self._table.gate:
+            return explain(self._native)
 
     def close(self, timeout: float | None = None) -> None:
         """Takes the right back everywhere at once, then waits until nobody touches the memory.

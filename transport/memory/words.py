@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from transport.ffi import ffi
-from transport.types import Access
+from transport.types import NOBODY
 
 if TYPE_CHECKING:
     from transport.memory.region import NativeRegion, RegionTable
@@ -59,8 +59,7 @@ class _Page:
         self.keep = keep
         self.region: NativeRegion | None = None
         if table is not None:
-            # READ: peers get no handle to it, and answers may land in it all the same.
-            self.region = table.open_bytes(self.address, mmap.PAGESIZE, Access.READ, keep)
+            self.region = table.open_bytes((self.address, mmap.PAGESIZE), NOBODY, keep)
 
 
 class Word:

@@ -53,6 +53,12 @@ static int register_part(struct tn_verbs_rail *rail, struct tn_verbs_opening *op
     return status;
 }
 
+/* An atomic operation tells what was there and changes it. */
+static bool both_ways(int flags)
+{
+    return flags & IBV_ACCESS_REMOTE_READ && flags & IBV_ACCESS_REMOTE_WRITE;
+}
+
 /* Job: one span on one rail. */
 static void register_span(void *context, uint64_t job)
 {
@@ -67,6 +73,8 @@ static void register_span(void *context, uint64_t job)
     part.address += offset;
     part.dmabuf_offset += offset;
     part.length = part.length - offset < opening->span ? part.length - offset : opening->span;
+    if (made->verbs->rails[rail]->facts.atomics && both_ways(part.flags))
+        part.flags |= IBV_ACCESS_REMOTE_ATOMIC;
     struct ibv_mr *mr;
     int status = register_part(made->verbs->rails[rail], opening, &part, &mr);
     if (status == TN_OK)
@@ -167,7 +175,7 @@ static int without(struct tn_verbs *verbs, struct tn_region *region, const char 
         return tn_fail(TN_NOMEM, "out of memory");
     for (uint32_t i = 0; i < rails; i++)
         made->why[i] = strdup(why);
-    region->missing = rails;
+    region->missing = region->remote.length ? rails : 0;
     region->provider_data[TN_PROVIDER_VERBS] = made;
     return TN_OK;
 }

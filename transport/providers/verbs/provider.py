@@ -9,6 +9,7 @@ import msgspec
 
 from transport.errors import PeerRefused, TransportError, Unavailable
 from transport.ffi import check, ffi, lib, text
+from transport.memory.registering import Manner
 from transport.providers.verbs import devices
 from transport.providers.verbs.adopt import Context, adopt
 from transport.providers.verbs.options import rail_options
@@ -160,6 +161,8 @@ class VerbsProvider:
         out = ffi.new("struct tn_verbs **")
         library = settings.verbs_lib.encode() if settings.verbs_lib else ffi.NULL
         check(lib.tn_verbs_open(engine.pointer, library, out))
+        threads = Manner(settings.register_threads).workers()
+        check(lib.tn_verbs_split_regions(out[0], settings.verbs_region_bytes, threads))
         for rail in rails:
             try:
                 context = self._contexts.get(rail.facts.device, 0)
