@@ -8,6 +8,19 @@ static int in_style(struct fake_device *device, int error)
     return device->full_style == 0 ? error : device->full_style == 1 ? -1 : -error;
 }
 
+/* Counts down to a failure, which then comes `count` times (-1: for ever). */
+bool fake_due(long *after, long *count)
+{
+    if (*after < 0 || (*after)-- > 0)
+        return false;
+    *after = 0;
+    if (*count > 0 && --*count == 0) {
+        *after = -1;
+        *count = 1;
+    }
+    return true;
+}
+
 static size_t bytes_of(const struct ibv_send_wr *wr)
 {
     size_t bytes = 0;
@@ -50,7 +63,7 @@ static int take(struct fake_qp *qp, const struct ibv_send_wr *wr)
     int error = check(qp, wr);
     if (error)
         return error;
-    if (device->post_fail_after >= 0 && device->post_fail_after-- == 0)
+    if (fake_due(&device->post_fail_after, &device->post_fail_count))
         return in_style(device, (int)device->post_errno);
     if ((long)(qp->posted - qp->freed) >= places)
         return in_style(device, ENOMEM);
@@ -132,7 +145,8 @@ int fake_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_
         if (returned)
             *bad = wr;
     }
-    atomic_store(&qp->shared->posted, qp->receives_posted);
+    if (!fake_device_of(base->context)->hide_receives)
+        atomic_store(&qp->shared->posted, qp->receives_posted);
     if (atomic_load(&qp->shared->state) == IBV_QPS_ERR)
         fake_qp_stop(qp);
     fake_leave();

@@ -68,8 +68,9 @@ struct fake_device {
     long max_mr_size, max_qp, max_qp_wr, max_sge, max_cqe, max_mr, max_pd, max_inline;
     long max_qp_rd_atom, max_qp_init_rd_atom, atomic_cap, odp_caps, vendor_id, vendor_part_id;
     /* faults */
-    long send_limit, full_style, post_fail_after, post_errno, sink;
-    long fail_after, fail_status, fail_late, retry_us, rnr_us, keep_on_destroy;
+    long send_limit, full_style, post_fail_after, post_fail_count, post_errno, sink;
+    long fail_after, fail_count, fail_status, fail_late, retry_us, rnr_us, keep_on_destroy;
+    long hide_receives;
     long reg_errno, reg_above, relaxed_errno, dmabuf_errno;
     long modify_errno, modify_stage, create_errno, open_errno, query_errno;
     long lost_events, duplicate_events;
@@ -211,6 +212,7 @@ void fake_event_port(struct fake_device *device, long port, enum ibv_event_type 
 void fake_event_qp(struct fake_qp *qp, enum ibv_event_type type);
 
 /* datapath.c */
+bool fake_due(long *after, long *count);
 int fake_post_send(struct ibv_qp *base, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 int fake_post_recv(struct ibv_qp *base, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 int fake_poll_cq(struct ibv_cq *base, int capacity, struct ibv_wc *out);

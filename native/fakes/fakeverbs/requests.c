@@ -51,17 +51,16 @@ static int carry_out(struct fake_qp *qp, struct fake_request *request)
 {
     struct fake_device *device = fake_device_of(qp->base.context);
     struct iovec local[FAKE_SGES];
-    bool fails = device->fail_after == 0;
-    if (fails && !device->fail_late) {
-        device->fail_after = -1;
+    if (device->fail_after == 0 && !device->fail_late) {
+        fake_due(&device->fail_after, &device->fail_count);
         return (int)device->fail_status;
     }
     int status = fake_local_check(qp, request, local);
     if (status == IBV_WC_SUCCESS)
         status = fake_deliver(qp, request, local);
-    if (status >= 0 && device->fail_after >= 0)
-        device->fail_after--;
-    return status >= 0 && fails ? (int)device->fail_status : status;
+    if (status < 0) /* to be tried again, and counted then */
+        return status;
+    return fake_due(&device->fail_after, &device->fail_count) ? (int)device->fail_status : status;
 }
 
 /* ---- what becomes of it */
