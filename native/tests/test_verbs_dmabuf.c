@@ -131,6 +131,23 @@ static void test_only_rdma_reaches_it(void)
     verbs_pair_close(&a, &b);
 }
 
+/* D13: a payload that travels inside its work request would be read by the CPU. */
+static void test_never_inline(void)
+{
+    struct end a, b;
+    struct tn_region *region;
+    verbs_pair_open(&a, &b, 4 * MIB);
+    struct tn_region_options options = sub_allocation(MIB);
+    CHECK(tn_region_open_with(a.engine, &options, &region) == TN_OK);
+    memset(device + OFFSET, 0x5c, 64);
+    long before = double_get("inlined");
+    for (uint64_t length = 1; length <= 64; length *= 2)
+        end_finish(verbs_pair_move(&a, TN_OP_WRITE, region, 0, b.region, 0, length), TN_OK, "rc");
+    CHECK(double_get("inlined") == before && b.memory[0] == 0x5c && b.memory[63] == 0x5c);
+    close_region(region);
+    verbs_pair_close(&a, &b);
+}
+
 int main(void)
 {
     if (!double_open())
@@ -143,5 +160,6 @@ int main(void)
     test_arguments();
     test_every_refusal();
     test_only_rdma_reaches_it();
+    test_never_inline();
     return 0;
 }

@@ -215,11 +215,3 @@ def test_messages_end_at_the_ports_limit(double: Double) -> None:
         both.near.submit(writes).wait(WAIT)
         assert np.array_equal(both.memory[: 5 * part], both.source[: 5 * part])
         assert double.get("posts") - before == -(-5 * part // (1 << 18))
-
-
-def test_small_host_payloads_go_inline_and_no_larger(double: Double) -> None:
-    """D13 needs device memory; this is the half that can be seen without it."""
-    with pair() as both:
-        before = double.get("inlined")
-        both.rows(10, size=4096).wait(WAIT)
-        assert double.get("inlined") == before
