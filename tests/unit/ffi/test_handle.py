@@ -115,17 +115,18 @@ def test_gate_lets_in_until_it_is_shut():
 
 def test_shutting_waits_for_those_inside():
     gate, left = Gate("engine"), []
-    inside = threading.Event()
+    inside, leave = threading.Event(), threading.Event()
 
     def stay():
         inside.set()
-        time.sleep(0.1)
+        leave.wait(WAIT)
         left.append(1)
 
     thread = threading.Thread(target=visit, args=(gate, stay))
     thread.start()
     inside.wait()
     assert not gate.shut(0.01)
+    threading.Timer(0.1, leave.set).start()
     assert gate.shut(WAIT)
     assert left == [1]
     thread.join()
