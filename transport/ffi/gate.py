@@ -6,6 +6,8 @@ atomic, so an entry costs some 100 ns and no caller waits for another.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
 import time
 from threading import get_ident
@@ -21,23 +23,29 @@ if TYPE_CHECKING:
 class Gate:
     """`with gate:` around every native call that needs the object; `shut` waits until all left."""
 
-    __slots__ = ("_inside", "closed", "noun", "pid")
+    __slots__ = ("_inside", "_tickets", "closed", "noun", "pid")
 
     def __init__(self, noun: str) -> None:
-        self._inside: list[int] = []  # threads
+        self._inside: list[tuple[int, int]] = []  # threads, each time with another number
+        self._tickets = itertools.count()
         self.closed = False
         self.noun = noun
         self.pid = handle.here
 
     def __enter__(self) -> None:
         # Enter first, look second: `shut` closes first and looks at who is inside second.
-        self._inside.append(get_ident())
+        entry = get_ident(), next(self._tickets)
+        self._inside.append(entry)
         if self.closed or self.pid != handle.here:
-            self._inside.remove(get_ident())
+            self._inside.remove(entry)
             self.refuse()
 
     def __exit__(self, *_: object) -> None:
-        self._inside.remove(get_ident())
+        here = get_ident()
+        for entry in reversed(self._inside):  # misses none while others enter and leave
+            if entry[0] == here:
+                self._inside.remove(entry)
+                return
 
     def refuse(self) -> None:
         """Raises the InvalidUse that says why nobody may enter."""
@@ -48,7 +56,8 @@ class Gate:
     def holds_this_thread(self) -> bool:
         """Whether a call of this thread is inside: then this is a signal handler or a finalizer."""
         self._forget_strays()
-        return get_ident() in self._inside
+        here = get_ident()
+        return any(ident == here for ident, _ in list(self._inside))
 
     def shut(self, timeout: float) -> bool:
         """Lets nobody in any more and waits for those inside, whose waits are short slices.
@@ -69,11 +78,13 @@ class Gate:
         """Ctrl-C at the wrong instruction of `with gate:` leaves an entry behind. It is one if its
         thread runs nothing of this package but what closes.
         """
-        frames = sys._current_frames()
-        for ident in set(self._inside):
-            if not _is_inside(frames.get(ident)):
-                while ident in self._inside:
-                    self._inside.remove(ident)
+        # Listed before the look: who enters after it is not judged by where it was then.
+        entries = list(self._inside)
+        running = _threads_inside()
+        for entry in entries:
+            if entry[0] not in running:
+                with contextlib.suppress(ValueError):  # it has left meanwhile
+                    self._inside.remove(entry)
 
 
 # Functions that are on the stack of whoever closes, and that hold no gate themselves.
@@ -87,7 +98,18 @@ _CLOSING = {
     ("transport.ffi.gate", "shut"),
     ("transport.ffi.gate", "holds_this_thread"),
     ("transport.ffi.gate", "_forget_strays"),
+    ("transport.ffi.gate", "_threads_inside"),
 }
+
+
+def _threads_inside() -> set[int]:
+    frames = sys._current_frames()
+    try:
+        return {ident for ident, frame in frames.items() if _is_inside(frame)}
+    finally:
+        # It holds the frame that holds it. Left to the collector, it would keep what all threads
+        # have in their variables, and CPython crashes when it collects memoryviews so.
+        frames.clear()
 
 
 def _is_inside(frame: FrameType | None) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
+import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -166,3 +169,50 @@ def test_what_ctrl_c_left_behind_does_not_keep_the_gate_open():
     began = time.monotonic()
     assert gate.shut(WAIT)
     assert time.monotonic() - began < WAIT / 2
+
+
+def test_who_enters_while_strays_are_looked_for_stays_inside(monkeypatch):
+    """An engine was freed below a call that began between the look and what followed from it."""
+    gate = Gate("engine")
+    begin, inside, leave = (threading.Event() for _ in range(3))
+    look = sys._current_frames
+
+    def stay():
+        inside.set()
+        leave.wait(WAIT)
+
+    def enter():
+        begin.wait(WAIT)
+        visit(gate, stay)
+
+    def look_and_be_overtaken():
+        frames = look()
+        begin.set()
+        inside.wait(WAIT)
+        return frames
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    monkeypatch.setattr(sys, "_current_frames", look_and_be_overtaken)
+    assert not gate.holds_this_thread()
+    monkeypatch.undo()
+    assert not gate.shut(0.01)
+    leave.set()
+    assert gate.shut(WAIT)
+    thread.join()
+
+
+def test_looking_for_strays_keeps_nobodys_variables():
+    """CPython crashes when its collector finds a memoryview among them."""
+    gate = Gate("engine")
+
+    def look():
+        thing = threading.Event()
+        gate.holds_this_thread()
+        return weakref.ref(thing)
+
+    gc.disable()
+    try:
+        assert look()() is None
+    finally:
+        gc.enable()
