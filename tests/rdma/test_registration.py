@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import errno
 import gc
+import mmap
+import os
 
 import numpy as np
 import pytest
 import rig
 from verbs_ways import TWO_HOSTS
 
+from transport.config import Settings
 from transport.engine.engine import Engine
 from transport.errors import NativeError
 from transport.testing.contract import FarSide
@@ -65,6 +68,56 @@ def test_engines_and_peers_leave_nothing():
         assert [now[kind] for kind in ("pd", "cq", "qp", "mr")] == [0, 0, 0, 0]
         assert before in (None, now)
         before = now
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # threads and fork
+def test_the_other_half_of_a_registered_page_is_the_childs_too():
+    """B5: fork protection by pages would take it from the child, who then dies of writing there."""
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with Engine() as engine, engine.register(np.frombuffer(page, np.uint8)[:2048]):
+        child = os.fork()
+        if child == 0:
+            page[3000] = 1
+            page[1000] = 1
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert (page[3000], page[1000]) == (0, 0)
+
+
+def test_parts_of_a_large_region():
+    """B1, B19, over real keys: borders of both sides are crossed."""
+    with (
+        Engine(settings=Settings.from_env(verbs_region_bytes=1 << 20)) as engine,
+        FarSide(TWO_HOSTS) as far,
+    ):
+        ours = np.arange(7 << 17, dtype=np.uint32)
+        remote = far.make("x", ours.nbytes)
+        assert rig.resources()["mr"] == 0
+        with engine.register(ours) as region:
+            assert rig.resources()["mr"] == 4
+            assert len(region.remote()._owner.keys) == 16
+            transfer = engine.write(region, remote.bytes())
+            transfer.wait(WAIT)
+            assert transfer.path == "rc"
+            back = np.zeros_like(ours)
+            with engine.register(back[100:]) as odd:
+                engine.read(remote.bytes(400), odd).wait(WAIT)
+            assert np.array_equal(back[100:], ours[100:])
+
+
+def test_a_large_region_is_registered_in_steps():
+    """B18: by real pinning, with the pages faulted in before."""
+    told = []
+    settings = Settings.from_env(
+        verbs_region_bytes=4 << 20, register_prefault=1 << 20, register_step=2 << 20
+    )
+    memory = np.zeros(32 << 20, np.uint8)
+    with Engine(settings=settings) as engine:
+        before = rig.resources()["mr"]
+        engine.register(memory, progress=lambda *at: told.append(at)).close()
+        assert rig.resources()["mr"] == before
+    assert told[-1] == (memory.nbytes, memory.nbytes)
+    assert len(told) > 16
 
 
 # Root without CAP_IPC_LOCK is held to RLIMIT_MEMLOCK as everybody is.
