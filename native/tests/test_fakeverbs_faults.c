@@ -142,6 +142,51 @@ static void test_ports_that_do_not_reach_each_other(void)
     close_pair();
 }
 
+/* One rail is slow; the other is not held up. */
+static void test_a_delay_is_of_one_rail(void)
+{
+    struct fake_end c, d;
+    struct fake_work work;
+    struct ibv_wc wc;
+    fake_ctl("devices", 2);
+    open_pair();
+    fake_end_open(&c, "fake1", 1);
+    fake_end_open(&d, "fake1", 1);
+    fake_end_join(&c, &d);
+    fake_ctl("fake1.delay_us", 200000);
+    uint64_t began = tn_now();
+    fake_work_init(&work, &c, 1, 0, 0, 8);
+    CHECK(fake_work_post(&work, &c) == 0);
+    for (int i = 0; i < 10; i++)
+        CHECK(write_to_b() == IBV_WC_SUCCESS);
+    int count = c.context->ops.poll_cq(c.cq, 1, &wc); /* most likely it is still under way */
+    wc = count ? wc : fake_end_wait(&c);
+    CHECK(wc.status == IBV_WC_SUCCESS && tn_now() - began >= 200000000);
+    fake_ctl("delay_us", 0);
+    fake_end_close(&c);
+    fake_end_close(&d);
+    fake_ctl("devices", 1);
+    close_pair();
+}
+
+static void test_events_of_queue_pairs(void)
+{
+    struct fake_work work;
+    open_pair();
+    fake_ctl("hold", 1);
+    fake_work_init(&work, &a, 1, 0, 0, 8);
+    CHECK(fake_work_post(&work, &a) == 0);
+    fake_ctl("fake0:1.raise", IBV_EVENT_QP_FATAL);
+    fake_ctl("hold", 0);
+    expect_event(&a, IBV_EVENT_QP_FATAL, 0);
+    expect_event(&b, IBV_EVENT_QP_FATAL, 0);
+    CHECK(fake_end_wait(&a).status == IBV_WC_WR_FLUSH_ERR);
+    fake_ctl("fake0:1.raise", IBV_EVENT_GID_CHANGE);
+    expect_event(&a, IBV_EVENT_GID_CHANGE, 1);
+    expect_event(&b, IBV_EVENT_GID_CHANGE, 1);
+    close_pair();
+}
+
 static void test_what_gets_lost(void)
 {
     struct fake_work work;
@@ -359,6 +404,8 @@ int main(void)
     test_a_port_that_is_down();
     test_a_gid_that_changes();
     test_ports_that_do_not_reach_each_other();
+    test_a_delay_is_of_one_rail();
+    test_events_of_queue_pairs();
     test_what_gets_lost();
     test_fatal();
     test_posts_that_are_refused();

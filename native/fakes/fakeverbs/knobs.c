@@ -85,6 +85,29 @@ static struct target parse(const char *name)
     return target;
 }
 
+static void stop_all(struct fake_device *device)
+{
+    for (unsigned i = 0; i < FAKE_QPS; i++)
+        if (fake_qps[i] && fake_device_of(fake_qps[i]->base.context) == device)
+            fake_qp_stop(fake_qps[i]);
+}
+
+/* An event of queue pairs comes to each on the port; they stop, as after any of those. */
+static void raise_event(struct fake_device *device, int port, enum ibv_event_type type)
+{
+    if (type < IBV_EVENT_QP_FATAL || type > IBV_EVENT_QP_ACCESS_ERR) {
+        fake_event_port(device, port + 1, type);
+        return;
+    }
+    for (unsigned i = 0; i < FAKE_QPS; i++) {
+        struct fake_qp *qp = fake_qps[i];
+        if (!qp || fake_device_of(qp->base.context) != device || qp->attr.port_num != port + 1)
+            continue;
+        fake_event_qp(qp, type);
+        fake_qp_stop(qp);
+    }
+}
+
 /* Whatever follows from a new value. */
 static void react(struct fake_device *device, int port, const char *knob, long old, long value)
 {
@@ -92,13 +115,11 @@ static void react(struct fake_device *device, int port, const char *knob, long o
         fake_event_port(device, port + 1,
                         value == IBV_PORT_ACTIVE ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
     if (strcmp(knob, "raise") == 0)
-        fake_event_port(device, port + 1, (enum ibv_event_type)value);
+        raise_event(device, port, (enum ibv_event_type)value);
     if (strcmp(knob, "fatal") == 0 && value)
         fake_event_port(device, 0, IBV_EVENT_DEVICE_FATAL);
     if (value && (strcmp(knob, "flush") == 0 || strcmp(knob, "fatal") == 0))
-        for (unsigned i = 0; i < FAKE_QPS; i++)
-            if (fake_qps[i] && fake_device_of(fake_qps[i]->base.context) == device)
-                fake_qp_stop(fake_qps[i]);
+        stop_all(device);
 }
 
 static long change(const struct target *target, long value, bool set)
