@@ -11,6 +11,7 @@ same stages, in all and by source file.
 - next: hand out pieces (tn_transfer_next)
 - whole: from tn_submit to the end of tn_transfer_wait: both, work requests and completions
 - prepared: the whole without `make`
+- small: a prepared write of 8 bytes, run and waited for, whose completion is found at the 21st look
 """
 
 from __future__ import annotations

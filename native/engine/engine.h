@@ -68,6 +68,7 @@ struct tn_engine {
     struct tn_list work; /* transfers with chunks to copy */
 
     pthread_mutex_t settle_lock;
+    _Atomic bool unsettled;  /* there may be some in `settling` */
     struct tn_list settling; /* transfers whose data is done and whose notification is to be sent,
                                 or given up */
     struct tn_list dying;    /* peers that went down and whose links the driver has to close */

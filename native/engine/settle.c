@@ -7,16 +7,28 @@
 
 #include "engine/engine.h"
 
+static void tell(struct tn_queue *watcher, uint64_t cookie)
+{
+    if (!watcher)
+        return;
+    tn_queue_put(watcher, cookie, true);
+    tn_queue_unreference(watcher);
+}
+
+/* Called with the transfer's lock held. */
+static struct tn_queue *take_watcher(struct tn_transfer *transfer)
+{
+    struct tn_queue *watcher = transfer->watcher;
+    transfer->watcher = NULL;
+    return watcher;
+}
+
 void tn_settle_ended(struct tn_host *host, struct tn_transfer *transfer)
 {
     pthread_mutex_lock(&transfer->lock);
-    struct tn_queue *watcher = transfer->watcher;
-    transfer->watcher = NULL;
+    struct tn_queue *watcher = take_watcher(transfer);
     pthread_mutex_unlock(&transfer->lock);
-    if (watcher) {
-        tn_queue_put(watcher, transfer->watch_cookie, true);
-        tn_queue_unreference(watcher);
-    }
+    tell(watcher, transfer->watch_cookie);
     tn_progress_announce((struct tn_engine *)host);
 }
 
@@ -51,23 +63,29 @@ static void finish(struct tn_engine *engine, struct tn_transfer *transfer)
     atomic_store_explicit(&transfer->is_quiet, 1, memory_order_release);
     if (worked)
         atomic_store_explicit(&transfer->status, TN_OK, memory_order_release);
+    struct tn_queue *watcher = worked ? take_watcher(transfer) : NULL;
     bool abandoned = transfer->abandoned;
     transfer->peer = NULL;
     pthread_mutex_unlock(&transfer->lock);
-    if (worked)
-        tn_settle_ended(&engine->host, transfer);
-    else
-        tn_progress_announce(engine); /* somebody may wait for the quiet */
+    tell(watcher, transfer->watch_cookie);
+    tn_progress_announce(engine); /* somebody may wait for the end, or for the quiet */
     if (abandoned)
         tn_events_retired(engine, transfer);
     tn_transfer_unreference(transfer);
     tn_peer_unreference(peer);
 }
 
+/* Called with settle_lock held, by whoever lists something there. */
+static void mark_unsettled(struct tn_engine *engine)
+{
+    atomic_store_explicit(&engine->unsettled, true, memory_order_release);
+}
+
 static void settle_later(struct tn_engine *engine, struct tn_transfer *transfer)
 {
     pthread_mutex_lock(&engine->settle_lock);
     tn_list_append(&engine->settling, &transfer->settling);
+    mark_unsettled(engine);
     pthread_mutex_unlock(&engine->settle_lock);
     tn_progress_kick(engine);
 }
@@ -110,6 +128,7 @@ void tn_settle_credited(struct tn_host *host, struct tn_peer *peer, uint32_t cre
     if (honest) {
         peer->credits += credits;
         tn_list_splice(&engine->settling, &peer->uncredited);
+        mark_unsettled(engine);
     }
     pthread_mutex_unlock(&engine->settle_lock);
     if (!honest)
@@ -124,6 +143,7 @@ void tn_settle_reconsider(struct tn_transfer *transfer)
     if (!tn_list_empty(&transfer->settling)) { /* in `settling` or in its peer's `uncredited` */
         tn_list_remove(&transfer->settling);
         tn_list_append(&engine->settling, &transfer->settling);
+        mark_unsettled(engine);
     }
     pthread_mutex_unlock(&engine->settle_lock);
 }
@@ -133,6 +153,7 @@ void tn_settle_peer_down(struct tn_peer *peer)
     struct tn_engine *engine = peer->engine;
     pthread_mutex_lock(&engine->settle_lock);
     tn_list_splice(&engine->settling, &peer->uncredited);
+    mark_unsettled(engine);
     pthread_mutex_unlock(&engine->settle_lock);
 }
 
@@ -177,6 +198,8 @@ static struct tn_transfer *take_ready(struct tn_engine *engine, enum next_step *
             peer->credits--;
         ready = transfer;
     }
+    if (!ready)
+        atomic_store_explicit(&engine->unsettled, false, memory_order_relaxed);
     pthread_mutex_unlock(&engine->settle_lock);
     return ready;
 }
@@ -202,6 +225,9 @@ void tn_settle_run(struct tn_engine *engine)
 {
     struct tn_transfer *transfer;
     enum next_step step;
+    /* Whoever lists something runs this later, or kicks the driver. */
+    if (!atomic_load_explicit(&engine->unsettled, memory_order_acquire))
+        return;
     while ((transfer = take_ready(engine, &step))) {
         if (step == CHOOSE_AGAIN)
             choose_again(transfer);

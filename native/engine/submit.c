@@ -145,6 +145,9 @@ void tn_transfer_dispatch(struct tn_peer *peer, struct tn_transfer *transfer)
 /* Waits in the peer's list while it is connecting; true if the peer is up. */
 static bool peer_ready(struct tn_peer *peer, struct tn_transfer *transfer, int *state)
 {
+    *state = atomic_load(&peer->state);
+    if (*state != TN_PENDING) /* it does not become that again */
+        return *state == TN_OK;
     pthread_mutex_lock(&peer->lock);
     *state = atomic_load(&peer->state);
     if (*state == TN_PENDING) {

@@ -137,14 +137,6 @@ int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int 
     return count;
 }
 
-bool tn_transfer_exhausted(struct tn_transfer *transfer)
-{
-    pthread_mutex_lock(&transfer->lock);
-    bool exhausted = transfer->issued_all;
-    pthread_mutex_unlock(&transfer->lock);
-    return exhausted;
-}
-
 /* Called with the lock held. */
 static bool make_room(struct tn_transfer *transfer, uint64_t count)
 {

@@ -67,7 +67,7 @@ struct tn_transfer {
     struct tn_cursor cursor;
     struct tn_piece *returned; /* handed out before and given back: they go first */
     uint64_t n_returned, room_returned;
-    bool issued_all; /* no piece is left to hand out */
+    _Atomic bool issued_all; /* no piece is left to hand out; changed under lock */
     int32_t error;
     uint32_t vendor;
     char text[TN_TEXT_BYTES];
@@ -116,7 +116,10 @@ static inline bool tn_op_is_atomic(uint32_t op)
 int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
                      uint64_t each, uint64_t total);
 /* Nothing is left to hand out, unless something is returned: a link need not keep it queued. */
-bool tn_transfer_exhausted(struct tn_transfer *transfer);
+static inline bool tn_transfer_exhausted(struct tn_transfer *transfer)
+{
+    return atomic_load_explicit(&transfer->issued_all, memory_order_acquire);
+}
 /* Pieces that were handed out and not moved, or of which nobody knows and which may be moved again:
  * they will be handed out once more. Those of a transfer that has failed are done. */
 void tn_transfer_return(struct tn_transfer *transfer, const struct tn_piece *pieces,
