@@ -55,7 +55,7 @@ static void populate(void *context, uint64_t job)
 int tn_memory_populate(void *address, uint64_t length, int for_writing, uint32_t threads)
 {
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)address;
-    if (length > UINT64_MAX - page - start)
+    if (length > UINT64_MAX - start || start + length > UINT64_MAX - page)
         return tn_fail(TN_INVALID, "%llu bytes at %p are no range of memory",
                        (unsigned long long)length, address);
     if (!length)

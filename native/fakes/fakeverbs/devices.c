@@ -287,10 +287,16 @@ int ibv_query_pkey(struct ibv_context *context, uint8_t number, int index, uint1
 
 int ibv_fork_init(void)
 {
+    fake_enter();
+    fake_fork_inits++;
+    fake_leave();
     return 0;
 }
 
 enum ibv_fork_status ibv_is_fork_initialized(void)
 {
-    return IBV_FORK_UNNEEDED;
+    fake_enter();
+    long status = fake_fork_status;
+    fake_leave();
+    return (enum ibv_fork_status)status;
 }

@@ -164,7 +164,8 @@ extern struct fake_qp *fake_qps[FAKE_QPS];
 extern struct fake_mr *fake_mrs[FAKE_MRS];
 extern struct fake_cq *fake_cqs;
 extern struct fake_context *fake_contexts;
-extern long fake_listed; /* the knob "devices" */
+/* The knobs "devices", "fork_status" and "fork_inits". */
+extern long fake_listed, fake_fork_status, fake_fork_inits;
 
 static inline struct fake_device *fake_device_of(const struct ibv_context *context)
 {

@@ -42,7 +42,7 @@ struct target {
     const struct knob *found; /* NULL: a name with text behind it */
 };
 
-long fake_listed = 1;
+long fake_listed = 1, fake_fork_status = IBV_FORK_UNNEEDED, fake_fork_inits;
 _Atomic int fake_waiting;
 
 static void refuse(const char *name, const char *why)
@@ -147,12 +147,27 @@ static long change(const struct target *target, long value, bool set)
     return result;
 }
 
+/* Of the library, not of a device; NULL: it is none. */
+static long *of_library(const char *name)
+{
+    static const struct {
+        const char *name;
+        long *at;
+    } all[] = {{"devices", &fake_listed},
+               {"fork_status", &fake_fork_status},
+               {"fork_inits", &fake_fork_inits}};
+    for (size_t i = 0; i < sizeof(all) / sizeof(*all); i++)
+        if (strcmp(name, all[i].name) == 0)
+            return all[i].at;
+    return NULL;
+}
+
 static long at_knob(const char *name, long value, bool set)
 {
-    long old = fake_listed;
+    long *whole = of_library(name), old = whole ? *whole : 0;
     struct target target = parse(name);
-    if (strcmp(name, "devices") == 0)
-        fake_listed = set ? value : old;
+    if (whole)
+        *whole = set ? value : old;
     else if (target.found)
         old = change(&target, value, set);
     else
@@ -216,7 +231,7 @@ static void set_one(const char *name, const char *text)
     struct target target = parse(name);
     char *end;
     long value = strtol(text, &end, 0);
-    if (!target.found && strcmp(name, "devices") != 0)
+    if (!target.found && !of_library(name))
         set_text(&target, text);
     else if (*end || !*text)
         refuse(name, "a number is needed");
@@ -266,6 +281,8 @@ void fake_knobs_reset(void)
 {
     const char *settings = getenv("FAKEVERBS");
     fake_listed = 1;
+    fake_fork_status = IBV_FORK_UNNEEDED;
+    fake_fork_inits = 0;
     fake_devices_reset();
     char *words = strdup(settings ? settings : ""), *rest = words, *word;
     while ((word = strtok_r(rest, " \n", &rest))) {

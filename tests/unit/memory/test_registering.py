@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
+import os
+import subprocess
+import sys
 import warnings
 
 import numpy as np
@@ -230,6 +233,32 @@ def test_an_address_that_is_used_again_with_another_size(double):
             with engine.register(tensor) as region:
                 assert region.remote()._owner.length == 4 * size
             del tensor
+
+
+@pytest.mark.parametrize(("status", "inits"), [(0, 1), (2, 0)])
+def test_fork_protection_only_where_it_is_needed(status, inits):
+    """B4, B5: ibv_fork_init splits mappings for good, and newer kernels need none of it."""
+    environment = {**os.environ, "FAKEVERBS": f"fork_status={status}"}
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, LIBRARY],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.stderr) == (f"{inits}\n", "")
+
+
+FORKS = """
+import ctypes, sys
+from transport import Engine
+from transport.config import Settings
+settings = Settings(verbs_lib=sys.argv[1])
+for _ in range(2):
+    with Engine(providers="verbs", secret=False, settings=settings) as engine:
+        engine.register(bytearray(100)).close()
+print(ctypes.CDLL(sys.argv[1]).fakeverbs_get(b"fork_inits"))
+"""
 
 
 def drop(things):
