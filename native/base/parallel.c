@@ -31,6 +31,10 @@ void tn_parallel_run(uint32_t threads, uint64_t jobs, void (*work)(void *context
     uint32_t wanted = threads < TN_MAX_THREADS ? threads : TN_MAX_THREADS, made = 0;
     if (wanted > jobs)
         wanted = (uint32_t)jobs;
+    if (wanted < 2) {
+        take(&loop);
+        return;
+    }
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are for the threads of the program */

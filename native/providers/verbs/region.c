@@ -10,6 +10,9 @@
 #include "base/parallel.h"
 #include "providers/verbs/verbs.h"
 
+/* Registering less takes no longer than starting a thread. */
+#define WORTH_THREADS (4u << 20)
+
 /* A region being registered. */
 struct tn_verbs_opening {
     struct tn_region *region;
@@ -280,7 +283,8 @@ int tn_verbs_region_advance(void *self, struct tn_region *region, uint64_t *done
     if (!opening)
         return TN_OK;
     uint64_t jobs = (uint64_t)made->rails * made->spans, left = jobs - opening->next;
-    uint32_t threads = verbs->threads ? verbs->threads : 1;
+    bool large = region->remote.length >= WORTH_THREADS && verbs->threads;
+    uint32_t threads = large ? verbs->threads : 1;
     uint64_t now = left < threads ? left : threads;
     tn_parallel_run(threads, now, register_span, opening);
     opening->next += now;
