@@ -1,7 +1,7 @@
 /* verbs: mirrors that section of native/include/transport_native.h. */
 struct tn_verbs;
 struct tn_verbs_rail;
-struct tn_verbs_connection;
+struct tn_verbs_link;
 
 struct tn_verbs_port {
     char device[64];
@@ -73,25 +73,20 @@ int tn_verbs_rail_open(struct tn_verbs *verbs, const struct tn_verbs_rail_option
                        struct tn_verbs_rail **out);
 uint32_t tn_verbs_rail_number(struct tn_verbs_rail *rail);
 
-struct tn_verbs_offer {
+struct tn_verbs_rail_facts {
     uint8_t gid[16];
-    uint64_t ring_address;
-    uint32_t ring_rkey;
-    uint32_t ring_slots;
-    uint32_t queue_pair;
-    uint32_t sequence;
-    uint32_t lid;
-    uint32_t mtu;
-    uint32_t rail;
-    uint32_t link_layer;
-    uint32_t reads_in;
-    uint32_t reads_out;
+    uint32_t number, lid, mtu, link_layer;
 };
+void tn_verbs_rail_describe(struct tn_verbs_rail *rail, struct tn_verbs_rail_facts *out);
 
-int tn_verbs_connection_open(struct tn_verbs_rail *rail, struct tn_verbs_connection **out);
-void tn_verbs_connection_offer(struct tn_verbs_connection *connection, struct tn_verbs_offer *out);
-
-int tn_verbs_connection_accept(struct tn_verbs_connection *connection,
-                               const struct tn_verbs_offer *offer);
-int tn_verbs_connection_attach(struct tn_verbs_connection *connection, struct tn_peer *peer);
-void tn_verbs_connection_close(struct tn_verbs_connection *connection);
+struct tn_verbs_link_options {
+    uint32_t is_proposer;
+    uint32_t n_lanes;
+    uint32_t rails[32];
+    uint32_t remote_rails[32];
+    uint64_t recovery_ns;
+};
+int tn_verbs_link_open(struct tn_verbs *verbs, const struct tn_verbs_link_options *options,
+                       struct tn_verbs_link **out);
+int tn_verbs_link_attach(struct tn_verbs_link *link, struct tn_peer *peer);
+void tn_verbs_link_close(struct tn_verbs_link *link);

@@ -28,11 +28,12 @@ void tn_links_deliver(struct tn_host *host, struct tn_peer *peer, uint64_t provi
 static void enlist(struct tn_peer *peer, uint64_t due)
 {
     struct tn_engine *engine = peer->engine;
-    if (tn_list_empty(&peer->ticking))
+    bool listed = !tn_list_empty(&peer->ticking);
+    if (!listed)
         tn_list_append(&engine->ticking, &peer->ticking);
-    else if (peer->tick_due <= due)
-        return;
-    peer->tick_due = due;
+    if (!listed || due < peer->tick_due)
+        peer->tick_due = due;
+    /* Also where it stood in the list before: it may have been passed over while it connected. */
     if (due < atomic_load(&engine->link_tick))
         atomic_store(&engine->link_tick, due);
 }

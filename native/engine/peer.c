@@ -342,8 +342,10 @@ void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out)
 int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text,
                     size_t capacity)
 {
-    struct tn_remote copy = *remote;
-    struct tn_range range = {.length = remote->length, .rows = 1};
+    struct tn_remote copy = {0};
+    if (remote)
+        copy = *remote;
+    struct tn_range range = {.length = copy.length, .rows = 1};
     struct tn_transfer question = {.host = &peer->engine->host,
                                    .peer = peer,
                                    .op = op,
@@ -351,7 +353,7 @@ int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32
                                    .ranges = &range,
                                    .n_remotes = 1,
                                    .n_ranges = 1,
-                                   .bytes = remote->length};
+                                   .bytes = copy.length};
     size_t used = 0;
     if (capacity)
         text[0] = 0;
@@ -360,9 +362,11 @@ int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32
     for (uint32_t i = 0; i < count && used < capacity; i++) {
         char why[TN_TEXT_BYTES] = "ok";
         const struct tn_attachment *at = &links[i];
-        at->ops->accepts(at->link, &question, why, sizeof(why));
-        int printed = snprintf(text + used, capacity - used, "%s: %s\n", at->ops->name, why);
-        used += printed > 0 ? (size_t)printed : 0;
+        if (remote) {
+            at->ops->accepts(at->link, &question, why, sizeof(why));
+            int printed = snprintf(text + used, capacity - used, "%s: %s\n", at->ops->name, why);
+            used += printed > 0 ? (size_t)printed : 0;
+        }
         if (at->ops->describe && used < capacity) {
             at->ops->describe(at->link, text + used, capacity - used);
             used += strlen(text + used);

@@ -115,6 +115,7 @@ void tn_transfer_rechoose(struct tn_transfer *transfer, int fallback)
     tn_peer_reference(peer);
     pthread_mutex_lock(&transfer->lock);
     memcpy(text, transfer->text, sizeof(text));
+    transfer->text[0] = 0; /* no error yet */
     struct tn_attachment before = {
         .provider = transfer->provider, .ops = transfer->link_ops, .link = transfer->link};
     pthread_mutex_unlock(&transfer->lock);
@@ -192,6 +193,9 @@ static void arm(struct tn_transfer *transfer, struct tn_peer *peer, uint64_t dea
     transfer->text[0] = 0;
     transfer->started = transfer->notify_sent = false;
     transfer->fallback = 0;
+    transfer->scratch = NULL;
+    transfer->held = transfer->strikes = 0;
+    transfer->notifying = transfer->passed_on = false;
     /* Until every piece is handed out, and until it has been dispatched. */
     atomic_store_explicit(&transfer->outstanding, 2, memory_order_relaxed);
     atomic_store_explicit(&transfer->former, tn_transfer_status(transfer), memory_order_relaxed);

@@ -248,7 +248,8 @@ struct tn_peer_stats {
     uint64_t last_heard_ns;
 };
 void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out);
-/* What this peer could use, and why not: one line per attached provider, for reports. */
+/* What this peer could use for `remote`, and why not: one line per attached provider, for reports;
+ * and what each link tells of its lanes, which alone it is where `remote` is NULL. */
 int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text,
                     size_t capacity);
 
@@ -391,9 +392,9 @@ void tn_shm_connection_close(
 #define TN_VERBS_NAME 64
 #define TN_VERBS_GID 16
 
-struct tn_verbs;            /* one engine's use of RDMA; closes with the engine */
-struct tn_verbs_rail;       /* one device port; closes with the engine */
-struct tn_verbs_connection; /* one queue pair to a peer */
+struct tn_verbs;      /* one engine's use of RDMA; closes with the engine */
+struct tn_verbs_rail; /* one device port; closes with the engine */
+struct tn_verbs_link; /* what reaches one peer: up to TN_MAX_LANES queue pairs */
 
 struct tn_verbs_port {
     char device[TN_VERBS_NAME];
@@ -450,10 +451,10 @@ struct tn_verbs_rail_options {
     void *context;         /* struct ibv_context of the device that somebody else opened and keeps
                               open until the engine is closed; NULL: the rail opens its own */
     uint64_t piece_bytes;  /* a work request moves at most this much (and the device's limit) */
-    uint64_t window_bytes; /* posted and not completed, per connection; at least one piece */
+    uint64_t window_bytes; /* posted and not completed, per lane; at least one piece */
     uint32_t port;
     uint32_t gid_index;
-    uint32_t send_depth;   /* work requests in flight per connection */
+    uint32_t send_depth;   /* work requests in flight per lane */
     uint32_t notify_slots; /* what tn_engine_options.notify_depth says */
     uint32_t mtu;          /* bytes; 0: the port's */
     uint32_t pkey_index;
@@ -473,31 +474,28 @@ int tn_verbs_rail_open(struct tn_verbs *verbs, const struct tn_verbs_rail_option
                        struct tn_verbs_rail **out);
 uint32_t tn_verbs_rail_number(struct tn_verbs_rail *rail);
 
-/* What the two ends of a connection tell each other. Plain data; the receiver checks it. */
-struct tn_verbs_offer {
+struct tn_verbs_rail_facts {
     uint8_t gid[TN_VERBS_GID];
-    uint64_t ring_address; /* where the peer writes notifications */
-    uint32_t ring_rkey;
-    uint32_t ring_slots;
-    uint32_t queue_pair;
-    uint32_t sequence; /* of the first packet */
-    uint32_t lid;
-    uint32_t mtu; /* bytes */
-    uint32_t rail;
-    uint32_t link_layer;
-    uint32_t reads_in;  /* RDMA reads in flight that this end serves */
-    uint32_t reads_out; /* and starts */
+    uint32_t number, lid, mtu, link_layer;
 };
+void tn_verbs_rail_describe(struct tn_verbs_rail *rail, struct tn_verbs_rail_facts *out);
 
-int tn_verbs_connection_open(struct tn_verbs_rail *rail, struct tn_verbs_connection **out);
-void tn_verbs_connection_offer(struct tn_verbs_connection *connection, struct tn_verbs_offer *out);
-/* Makes the queue pair ready. TN_PEER_REFUSED: the offer is not one, or does not fit
- * this rail. */
-int tn_verbs_connection_accept(struct tn_verbs_connection *connection,
-                               const struct tn_verbs_offer *offer);
-int tn_verbs_connection_attach(struct tn_verbs_connection *connection,
-                               struct tn_peer *peer); /* the peer owns it then */
-void tn_verbs_connection_close(
-    struct tn_verbs_connection *connection); /* not attached only; before its engine closes */
+/* A link's lanes, each a queue pair between a rail here and one there. Both engines give the same
+ * lanes in the same order. They are opened at the first use, and again after a failure; the two
+ * links talk about that over the peer's stream. */
+#define TN_MAX_LANES 32
+struct tn_verbs_link_options {
+    uint32_t is_proposer; /* of the two engines, this one has the lower incarnation */
+    uint32_t n_lanes;
+    uint32_t rails[TN_MAX_LANES]; /* numbers of the rails here */
+    uint32_t remote_rails[TN_MAX_LANES];
+    uint64_t recovery_ns; /* transfers wait this long for a lane to work again, then fail */
+};
+int tn_verbs_link_open(struct tn_verbs *verbs, const struct tn_verbs_link_options *options,
+                       struct tn_verbs_link **out);
+int tn_verbs_link_attach(struct tn_verbs_link *link,
+                         struct tn_peer *peer); /* the peer owns it then */
+/* Not attached only; before its engine closes. */
+void tn_verbs_link_close(struct tn_verbs_link *link);
 
 #endif

@@ -46,6 +46,11 @@ struct tn_transfer {
     int (*run)(struct tn_transfer
                    *transfer); /* see tn_host.work: 1 did something, 0 nothing left to take */
     void *scratch;
+    uint64_t held;    /* pieces that it has taken and not done or returned */
+    bool passed_on;   /* it has offered it to other links */
+    bool notifying;   /* it is its notification that waits in the list */
+    uint32_t lanes;   /* bit mask of those that can carry it */
+    uint32_t strikes; /* how often one of its requests was the first to fail */
 
     struct tn_remote *remotes;
     struct tn_range *ranges;

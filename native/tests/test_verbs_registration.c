@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 
+#include "providers/verbs/verbs.h"
 #include "tests/verbs_pair.h"
 
 #define PAGE 4096u
@@ -78,7 +79,8 @@ static void test_relaxed_ordering(void)
         double_set("relaxed_errno", errors[i]);
         verbs_pair_open(&a, &b, 4 * MIB);
         CHECK((flags_of(a.region) & RELAXED) == (errors[i] ? 0 : RELAXED));
-        long ring = double_access(a.ours.offer.ring_rkey);
+        end_finish(verbs_pair_move(&a, TN_OP_WRITE, a.region, 0, b.region, 0, PAGE), TN_OK, "rc");
+        long ring = double_access(a.link->ring_mrs[0]->rkey);
         CHECK(ring == (LOCAL_WRITE | REMOTE_WRITE));
         double_set("relaxed_errno", 0);
         struct tn_region *region = open_region(&a, a.memory, PAGE, TN_READ);

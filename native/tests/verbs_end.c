@@ -25,6 +25,12 @@ static void open_rail(struct end *end, const char *device)
 
 void end_open(struct end *end, const char *library, const char *device, uint8_t mark, size_t bytes)
 {
+    end_open_shaped(end, library, device, mark, bytes, (struct end_shape){0});
+}
+
+void end_open_shaped(struct end *end, const char *library, const char *device, uint8_t mark,
+                     size_t bytes, struct end_shape shape)
+{
     struct tn_engine_options options = {.incarnation = {mark},
                                         .liveness_ns = LONG,
                                         .inline_bytes = 65536,
@@ -35,9 +41,13 @@ void end_open(struct end *end, const char *library, const char *device, uint8_t 
                                         .order = {TN_PROVIDER_VERBS, TN_PROVIDER_TCP},
                                         .providers = 2};
     memset(end, 0, sizeof(*end));
+    end->shape = shape;
+    end->mark = mark;
     CHECK(tn_engine_open(&options, &end->engine) == TN_OK);
     CHECK(tn_verbs_open(end->engine, library, &end->verbs) == TN_OK);
     open_rail(end, device);
+    if (shape.more)
+        open_rail(end, shape.more);
     end->bytes = bytes;
     end->memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(end->memory != MAP_FAILED);
@@ -49,20 +59,23 @@ void end_open(struct end *end, const char *library, const char *device, uint8_t 
 
 void end_greet(struct end *end)
 {
-    CHECK(tn_verbs_connection_open(end->rail, &end->connection) == TN_OK);
-    tn_verbs_connection_offer(end->connection, &end->ours.offer);
     tn_region_describe(end->region, &end->ours.memory);
     tn_region_describe(end->second, &end->ours.second);
+    end->ours.mark = end->mark;
 }
 
-void end_accept(struct end *end, uint8_t their_mark)
+void end_accept(struct end *end)
 {
-    uint8_t incarnation[TN_INCARNATION_BYTES] = {their_mark};
-    CHECK(tn_verbs_connection_accept(end->connection, &end->theirs.offer) == TN_OK);
-    CHECK(tn_verbs_connection_accept(end->connection, &end->theirs.offer) == TN_INVALID);
+    uint8_t incarnation[TN_INCARNATION_BYTES] = {end->theirs.mark};
+    struct tn_verbs_link_options options = {
+        .is_proposer = end->mark < end->theirs.mark,
+        .n_lanes = end->shape.lanes ? end->shape.lanes : 1,
+        .recovery_ns = end->shape.recovery_ns ? end->shape.recovery_ns : LONG};
+    for (uint32_t i = 0; end->shape.more && i < options.n_lanes; i++)
+        options.rails[i] = options.remote_rails[i] = i % 2;
+    CHECK(tn_verbs_link_open(end->verbs, &options, &end->link) == TN_OK);
     CHECK(tn_peer_open(end->engine, incarnation, 1, &end->peer) == TN_OK);
-    CHECK(tn_verbs_connection_attach(end->connection, end->peer) == TN_OK);
-    end->connection = NULL;
+    CHECK(tn_verbs_link_attach(end->link, end->peer) == TN_OK);
 }
 
 void end_up(struct end *end, int fd)

@@ -15,9 +15,16 @@
 #define END_SENDS 128u
 
 struct end_greeting {
-    struct tn_verbs_offer offer;
+    uint8_t mark;
     struct tn_remote memory; /* all of it, may be read and written */
     struct tn_remote second; /* its last MiB, may be read */
+};
+
+/* What a link is made of; zeros are defaults. */
+struct end_shape {
+    uint32_t lanes;
+    const char *more; /* another device, between two of which the lanes alternate */
+    uint64_t recovery_ns;
 };
 
 struct end {
@@ -29,14 +36,18 @@ struct end {
     uint8_t *memory;
     size_t bytes;
     struct end_greeting ours, theirs;
-    struct tn_verbs_connection *connection; /* until it is attached */
+    uint8_t mark; /* of the engine */
+    struct end_shape shape;
+    struct tn_verbs_link *link; /* the peer's */
 };
 
 /* NULL library: the system's. */
 void end_open(struct end *end, const char *library, const char *device, uint8_t mark, size_t bytes);
-void end_greet(struct end *end);                      /* opens a connection and fills `ours` */
-void end_accept(struct end *end, uint8_t their_mark); /* `theirs` is filled: connects, attaches */
-void end_up(struct end *end, int fd);                 /* both have accepted */
+void end_open_shaped(struct end *end, const char *library, const char *device, uint8_t mark,
+                     size_t bytes, struct end_shape shape);
+void end_greet(struct end *end);      /* fills `ours` */
+void end_accept(struct end *end);     /* `theirs` is filled: opens a link and attaches it */
+void end_up(struct end *end, int fd); /* both have accepted */
 void end_close(struct end *end);
 
 struct tn_range end_range(struct end *end, uint64_t local, uint64_t remote, uint64_t bytes);

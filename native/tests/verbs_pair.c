@@ -50,8 +50,8 @@ void verbs_pair_open(struct end *a, struct end *b, size_t bytes)
     end_greet(b);
     a->theirs = b->ours;
     b->theirs = a->ours;
-    end_accept(a, 2);
-    end_accept(b, 1);
+    end_accept(a);
+    end_accept(b);
     end_up(a, fds[0]);
     end_up(b, fds[1]);
 }

@@ -87,7 +87,8 @@ def test_a_peer_that_leaves_in_order():
     with Engine() as near, FarSide(TWO_HOSTS) as far:
         for seed in range(3):
             remote, into = far.make("x", MIB, seed=seed), np.zeros(MIB, np.uint8)
-            assert near.read(remote, into).wait(WAIT).provider == "verbs"
+            carried = near.read(remote, into).wait(WAIT)
+            assert carried.provider == "verbs", [peer.explain() for peer in near.peers]
             assert np.array_equal(into, pattern(seed, MIB))
             far.reopen()
             with pytest.raises((PeerLost, StaleRegion)):

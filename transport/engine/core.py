@@ -154,14 +154,22 @@ class Core:
     def region(self, number: int) -> Region | None:
         return self._regions_by_number.get(number)
 
-    def registrar(self, owner: Owner) -> Callable[[View, list[Any]], int] | None:
-        """What registers local memory for transfers with that engine, where it is needed: RDMA."""
+    def registrar(
+        self, owner: Owner, provider: str | None = None
+    ) -> Callable[[View, list[Any]], int] | None:
+        """What registers local memory for transfers with that engine, where it is needed: RDMA.
+
+        `provider` is the one that the transfer must use, if one is named.
+        """
         if self.cache is None:
             return None
         record = self.plane.peer(owner.incarnation, owner.addresses)
         # While the peer is being connected it is not known how it will be reached.
-        needless = record.ready.done() and "verbs" not in record.providers
-        return None if needless else self.cache.register
+        if not record.ready.done():
+            return self.cache.register
+        first = next(iter(record.providers), "")
+        needed = "verbs" in record.providers and (provider or first) == "verbs"
+        return self.cache.register if needed else None
 
     @property
     def plane(self) -> ControlPlane:

@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transport.config import Settings
@@ -157,7 +158,7 @@ class Engine(Handle):
         seconds (default: the setting) it fails. `provider` and `fallback`: see `submit`.
         """
         with self._core as core:
-            batch = Batch(core.registrar)
+            batch = Batch(partial(core.registrar, provider=provider))
             batch.add(into, remote, READ)
             return submit(self, core, batch, Options(None, deadline, provider, fallback))
 
@@ -176,7 +177,7 @@ class Engine(Handle):
         With `notify` the owner gets a notification (at most 1024 bytes) once the data is there.
         """
         with self._core as core:
-            batch = Batch(core.registrar)
+            batch = Batch(partial(core.registrar, provider=provider))
             batch.add(source, to, WRITE)
             return submit(self, core, batch, Options(notify, deadline, provider, fallback))
 
@@ -199,7 +200,7 @@ class Engine(Handle):
         """
         gathered = list(requests)  # outside the gate: a generator may do anything
         with self._core as core:
-            batch = Batch(core.registrar)
+            batch = Batch(partial(core.registrar, provider=provider))
             for request in gathered:
                 batch.add_request(request)
             return submit(self, core, batch, Options(notify, deadline, provider, fallback))

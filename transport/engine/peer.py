@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transport.engine.core import Core
     from transport.memory.remote import RemoteRegion
 
-_EXPLANATION = 4096  # bytes
+_EXPLANATION = 16384  # bytes
 _PATIENCE = 5.0  # seconds
 
 
@@ -94,7 +94,8 @@ class Peer:
         unused = {**self._core.unused, **record.reasons}
         lines = [f"{name}: not used: {why}" for name, why in unused.items()]
         if remote is None:
-            return [*(f"{name}: attached" for name in self.providers), *lines]
+            attached = [f"{name}: attached" for name in self.providers]
+            return [*attached, *self._explain_remote(None), *lines]
         if remote.incarnation != record.incarnation:
             raise InvalidUse("explain() wants a remote region of this very peer")
         return [*self._explain_remote(remote), *lines]
@@ -114,10 +115,13 @@ class Peer:
         while self._record.state is not State.LOST and time.monotonic() < end:
             time.sleep(0.001)  # the control thread is about to do it
 
-    def _explain_remote(self, remote: RemoteRegion) -> list[str]:
-        native = ffi.from_buffer("struct tn_remote[]", remote._owner.native)
+    def _explain_remote(self, remote: RemoteRegion | None) -> list[str]:
+        """What C says; without a remote region only what the lanes are doing."""
+        native, op = ffi.NULL, 1
+        if remote is not None:
+            native = ffi.from_buffer("struct tn_remote[]", remote._owner.native)
+            op = 1 if remote.access & Access.READ else 2
         out = ffi.new("char[]", _EXPLANATION)
-        op = 1 if remote.access & Access.READ else 2
         with self._core:
             pointer = self._record.native.pointer
             lib.tn_peer_explain(pointer, native, op, out, _EXPLANATION)

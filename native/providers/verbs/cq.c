@@ -38,7 +38,7 @@ int tn_verbs_cq_reserve(struct tn_verbs_rail *rail, uint32_t entries, struct tn_
         i++;
     if (i == rail->n_cqs) {
         if (i == TN_VERBS_MAX_CQS)
-            return tn_fail(TN_UNAVAILABLE, "too many connections on %s", rail->facts.device);
+            return tn_fail(TN_UNAVAILABLE, "too many lanes on %s", rail->facts.device);
         uint32_t most = rail->facts.max_completions;
         uint32_t capacity = TN_VERBS_FIRST_CQ << i;
         if (capacity < entries)
@@ -47,7 +47,7 @@ int tn_verbs_cq_reserve(struct tn_verbs_rail *rail, uint32_t entries, struct tn_
             capacity = most;
         if (capacity < entries)
             return tn_fail(TN_UNAVAILABLE,
-                           "%s holds %u completions at most, fewer than the %u of one connection",
+                           "%s holds %u completions at most, fewer than the %u of one lane",
                            rail->facts.device, most, entries);
         int status = open_one(rail, capacity);
         if (status != TN_OK)
@@ -58,40 +58,40 @@ int tn_verbs_cq_reserve(struct tn_verbs_rail *rail, uint32_t entries, struct tn_
     return TN_OK;
 }
 
-static struct tn_verbs_connection *find(struct tn_verbs_rail *rail, uint64_t id)
+static struct tn_verbs_lane *find(struct tn_verbs_rail *rail, uint64_t id)
 {
     uint64_t index = id >> 48;
     if (index >= rail->n_entries || rail->entries[index].generation != (uint16_t)(id >> 32))
         return NULL;
-    return rail->entries[index].connection;
+    return rail->entries[index].lane;
 }
 
-static void leave(struct tn_verbs_connection *connection)
+static void leave(struct tn_verbs_link *link)
 {
-    if (!connection)
+    if (!link)
         return;
-    tn_verbs_pump(connection);
-    pthread_mutex_unlock(&connection->lock);
+    tn_verbs_pump(link);
+    pthread_mutex_unlock(&link->lock);
 }
 
-/* Completions of one connection come in runs: its lock is taken, and its queue filled up, once per
- * run. */
+/* Completions of one link come in runs: its lock is taken, and its lanes filled up, once per run.
+ */
 static void handle(struct tn_verbs_rail *rail, const struct ibv_wc *wcs, int count)
 {
-    struct tn_verbs_connection *held = NULL;
+    struct tn_verbs_link *held = NULL;
     for (int i = 0; i < count; i++) {
-        struct tn_verbs_connection *connection = find(rail, wcs[i].wr_id);
-        if (!connection)
+        struct tn_verbs_lane *lane = find(rail, wcs[i].wr_id);
+        if (!lane)
             continue;
-        if (connection != held) {
+        if (lane->link != held) {
             leave(held);
-            pthread_mutex_lock(&connection->lock);
-            held = connection;
+            pthread_mutex_lock(&lane->link->lock);
+            held = lane->link;
         }
         if (wcs[i].wr_id & TN_VERBS_RECEIVE)
-            tn_verbs_ring_received(connection, &wcs[i]);
+            tn_verbs_ring_received(lane, &wcs[i]);
         else
-            tn_verbs_complete(connection, &wcs[i]);
+            tn_verbs_complete(lane, &wcs[i]);
     }
     leave(held);
 }

@@ -1,192 +1,306 @@
-/* What completions mean, and how a queue pair that failed ends what was on it: each request exactly
- * once, the first real error kept, the flush that follows never reported in its place. */
+/* What completions mean, and what becomes of a lane's requests when it fails: each is over exactly
+ * once, the fault of one request is the fault of no other, the first real error is kept and never
+ * replaced by the flush that follows it. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "providers/verbs/verbs.h"
 
+/* A transfer whose requests were so often the first to fail, on lanes that worked before, is what
+ * makes them fail. */
+#define STRIKES 4
+
 static const struct {
-    int status; /* enum tn_status */
+    enum tn_verbs_fault fault;
     const char *name, *meaning;
 } meanings[] = {
-    [IBV_WC_LOC_LEN_ERR] = {TN_VERBS, "local length error",
+    [IBV_WC_LOC_LEN_ERR] = {TN_VERBS_OF_REQUEST, "local length error",
                             "the request exceeds what the port or the queue pair allows"},
-    [IBV_WC_LOC_QP_OP_ERR] = {TN_VERBS, "local queue pair operation error",
+    [IBV_WC_LOC_QP_OP_ERR] = {TN_VERBS_OF_REQUEST, "local queue pair operation error",
                               "the device could not carry out the request"},
-    [IBV_WC_LOC_PROT_ERR] = {TN_VERBS, "local protection error",
+    [IBV_WC_LOC_PROT_ERR] = {TN_VERBS_OF_REQUEST, "local protection error",
                              "the local memory is not covered by its registration: was it freed or "
                              "moved while the transfer ran?"},
-    [IBV_WC_WR_FLUSH_ERR] = {TN_FLUSHED, "flushed",
+    [IBV_WC_WR_FLUSH_ERR] = {TN_VERBS_OF_FLUSH, "flushed",
                              "the queue pair stopped and no operation says why: is the port down?"},
-    [IBV_WC_BAD_RESP_ERR] = {TN_VERBS, "bad response", "the peer's device answered nonsense"},
-    [IBV_WC_LOC_ACCESS_ERR] = {TN_VERBS, "local access error",
+    [IBV_WC_BAD_RESP_ERR] = {TN_VERBS_OF_PATH, "bad response",
+                             "the peer's device answered nonsense"},
+    [IBV_WC_LOC_ACCESS_ERR] = {TN_VERBS_OF_REQUEST, "local access error",
                                "the local memory is registered read-only"},
-    [IBV_WC_REM_INV_REQ_ERR] = {TN_VERBS, "remote invalid request",
+    [IBV_WC_REM_INV_REQ_ERR] = {TN_VERBS_OF_REQUEST, "remote invalid request",
                                 "the peer's device does not accept such a request; do both ends "
                                 "use the same MTU and allow the same number of reads?"},
-    [IBV_WC_REM_ACCESS_ERR] = {TN_REMOTE_ACCESS, "remote access error",
+    [IBV_WC_REM_ACCESS_ERR] = {TN_VERBS_OF_ACCESS, "remote access error",
                                "the peer's device refused the access: the region was closed, or "
                                "the range or the access mode is not part of the right"},
-    [IBV_WC_REM_OP_ERR] = {TN_VERBS, "remote operation error",
+    [IBV_WC_REM_OP_ERR] = {TN_VERBS_OF_REQUEST, "remote operation error",
                            "the peer's device could not carry it out (its memory was unmapped?)"},
-    [IBV_WC_RETRY_EXC_ERR] = {TN_VERBS, "transport retry counter exceeded",
+    [IBV_WC_RETRY_EXC_ERR] = {TN_VERBS_OF_PATH, "transport retry counter exceeded",
                               "the data path does not reach the peer although the control channel "
                               "does: check GID index, VLAN, routing, firewall (RoCEv2 is UDP port "
                               "4791), and that the peer's port is up"},
-    [IBV_WC_RNR_RETRY_EXC_ERR] = {TN_VERBS, "receiver not ready retry counter exceeded",
+    [IBV_WC_RNR_RETRY_EXC_ERR] = {TN_VERBS_OF_PATH, "receiver not ready retry counter exceeded",
                                   "the peer posts no receives for notifications: is it stuck?"},
-    [IBV_WC_REM_ABORT_ERR] = {TN_VERBS, "remote aborted", "the peer's queue pair was stopped"},
-    [IBV_WC_FATAL_ERR] = {TN_VERBS, "fatal error", "the device failed"},
-    [IBV_WC_RESP_TIMEOUT_ERR] = {TN_VERBS, "response timeout", "the peer's device did not answer"},
-    [IBV_WC_GENERAL_ERR] = {TN_VERBS, "general error", "the device gives no reason"},
+    [IBV_WC_REM_ABORT_ERR] = {TN_VERBS_OF_PATH, "remote aborted",
+                              "the peer's queue pair was stopped"},
+    [IBV_WC_FATAL_ERR] = {TN_VERBS_OF_PATH, "fatal error", "the device failed"},
+    [IBV_WC_RESP_TIMEOUT_ERR] = {TN_VERBS_OF_PATH, "response timeout",
+                                 "the peer's device did not answer"},
+    [IBV_WC_GENERAL_ERR] = {TN_VERBS_OF_PATH, "general error", "the device gives no reason"},
 };
 
-struct verdict {
-    int status;
-    char text[TN_TEXT_BYTES];
-};
-
-static void judge(const struct tn_verbs_connection *connection, const struct ibv_wc *wc,
-                  struct verdict *out)
+static enum tn_verbs_fault judge(const struct tn_verbs_lane *lane, const struct ibv_wc *wc,
+                                 char text[TN_TEXT_BYTES])
 {
     size_t known = sizeof(meanings) / sizeof(*meanings);
     size_t code = (size_t)wc->status;
     bool named = code < known && meanings[code].name;
-    out->status = named ? meanings[code].status : TN_VERBS;
-    snprintf(out->text, sizeof(out->text), "%s (%d, vendor code 0x%x) on %s: %s",
+    snprintf(text, TN_TEXT_BYTES, "%s (%d, vendor code 0x%x) on %s: %s",
              named ? meanings[code].name : "work completion failed", wc->status, wc->vendor_err,
-             connection->rail->facts.device,
+             lane->rail->facts.device,
              named ? meanings[code].meaning : "see the device's documentation");
+    return named ? meanings[code].fault : TN_VERBS_OF_PATH;
 }
 
-void tn_verbs_fail_transfer(struct tn_verbs_connection *connection, struct tn_transfer *transfer)
-{
-    if (connection->closing)
-        tn_transfer_fail(transfer, connection->cause, 0, 0, "%s", connection->text);
-    else
-        tn_transfer_fail(transfer, TN_FLUSHED, IBV_WC_WR_FLUSH_ERR, 0,
-                         "ended because its queue pair had failed before: %s", connection->text);
-}
+/* ---- breaking -------------------------------------------------------------------------------- */
 
-static void fail_until(struct tn_verbs_connection *connection, uint64_t end)
+/* What the device has not seen goes back at once. */
+static void return_unposted(struct tn_verbs_lane *lane)
 {
-    struct tn_transfer *last = NULL;
-    for (uint64_t i = connection->tail; i < end; i++) {
-        struct tn_transfer *transfer = connection->slots[i & (connection->depth - 1)].transfer;
-        if (transfer != last)
-            tn_verbs_fail_transfer(connection, transfer);
-        last = transfer;
-    }
-    tn_verbs_retire(connection, end);
-}
-
-/* Gives up what the device has not seen. */
-static void fail_unposted(struct tn_verbs_connection *connection)
-{
-    while (connection->head > connection->posted) {
-        connection->head--;
-        struct tn_verbs_slot *slot = &connection->slots[connection->head & (connection->depth - 1)];
-        connection->in_flight -= slot->bytes;
-        tn_verbs_fail_transfer(connection, slot->transfer);
-        if (slot->staged >= 0) {
-            connection->staged_free |= 1u << slot->staged;
-            tn_notify_done(slot->transfer);
-        } else {
-            tn_piece_done(slot->transfer, 1);
+    struct tn_verbs_link *link = lane->link;
+    while (lane->head > lane->posted) {
+        lane->head--;
+        struct tn_verbs_slot *slot = &lane->slots[lane->head & (lane->depth - 1)];
+        lane->in_flight -= slot->piece.length;
+        if (slot->note >= 0) {
+            link->staged[slot->note].posted = false;
+            continue;
         }
-    }
-    struct tn_list *node;
-    while ((node = tn_list_take_first(&connection->notifies))) {
-        struct tn_transfer *transfer = tn_container(node, struct tn_transfer, node);
-        tn_verbs_fail_transfer(connection, transfer);
-        tn_notify_done(transfer);
-    }
-    while ((node = tn_list_take_first(&connection->queue))) {
-        struct tn_transfer *transfer = tn_container(node, struct tn_transfer, node);
-        tn_verbs_fail_transfer(connection, transfer);
-        tn_transfer_unreference(transfer);
+        struct tn_transfer *transfer = slot->transfer;
+        transfer->held--;
+        tn_verbs_enqueue(link, transfer); /* first: its own reference */
+        tn_transfer_return(transfer, &slot->piece, 1);
     }
 }
 
-/* From here on `accepts` says no. False if the connection was out of use before: its first reason
- * stands. */
-static bool mark_broken(struct tn_verbs_connection *connection, int status, const char *text)
+void tn_verbs_break(struct tn_verbs_lane *lane, bool path, const char *format, ...)
 {
-    uint32_t state = atomic_load(&connection->state);
-    if (state == TN_VERBS_BROKEN || state == TN_VERBS_CLOSED)
+    struct tn_verbs_link *link = lane->link;
+    if (lane->broken || !lane->qp)
+        return; /* its first reason stands */
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(lane->text, sizeof(lane->text), format, arguments);
+    va_end(arguments);
+    lane->broken = true;
+    lane->drained = lane->tail == lane->posted;
+    lane->failures += path;
+    atomic_fetch_and(&link->ready, ~(1u << lane->number));
+    /* Some devices stop only half of the queue pair; whole, it gives back everything. */
+    tn_verbs_qp_to_error(lane);
+    return_unposted(lane);
+    if (path) /* else it is back in a moment */
+        tn_verbs_trouble(link, lane->text);
+    tn_verbs_tick_soon(link);
+}
+
+/* ---- completions ----------------------------------------------------------------------------- */
+
+static struct tn_verbs_slot *slot_at(struct tn_verbs_lane *lane, uint64_t position)
+{
+    return &lane->slots[position & (lane->depth - 1)];
+}
+
+/* The request at the tail is out of the lane's hands. */
+static struct tn_transfer *remove_tail(struct tn_verbs_lane *lane)
+{
+    struct tn_verbs_slot *slot = slot_at(lane, lane->tail++);
+    atomic_fetch_sub_explicit(&lane->rail->in_flight, 1, memory_order_relaxed);
+    lane->in_flight -= slot->piece.length;
+    if (slot->note >= 0) {
+        lane->link->staged[slot->note].posted = false;
+        return NULL;
+    }
+    slot->transfer->held--;
+    return slot->transfer;
+}
+
+static void fail_one(struct tn_transfer *transfer, int status, const struct ibv_wc *wc,
+                     const char *text)
+{
+    tn_transfer_fail(transfer, status, wc->status, wc->vendor_err, "%s", text);
+    tn_piece_done(transfer, 1);
+}
+
+/* Asks the peer what is wrong with the request; false if that cannot be done. */
+static bool suspect(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot,
+                    const struct ibv_wc *wc, const char *text)
+{
+    struct tn_verbs_link *link = lane->link;
+    const struct tn_remote *remote = slot->piece.remote;
+    uint32_t i = 0;
+    while (i < TN_VERBS_SUSPECTS && link->suspects[i].transfer)
+        i++;
+    struct tn_verbs_message message = {.kind = TN_VERBS_SUSPECT,
+                                       .lane = i,
+                                       .access =
+                                           slot->transfer->op == TN_OP_READ ? TN_READ : TN_WRITE,
+                                       .region = remote->number,
+                                       .generation = remote->generation,
+                                       .offset = slot->piece.remote_offset,
+                                       .length = slot->piece.length};
+    memcpy(message.key, remote->key, sizeof(message.key));
+    if (link->closed || i == TN_VERBS_SUSPECTS ||
+        link->host->send_link(link->host, link->peer, TN_PROVIDER_VERBS, &message,
+                              sizeof(message)) != TN_OK)
         return false;
-    snprintf(connection->text, sizeof(connection->text), "%s", text);
-    connection->cause = status;
-    atomic_store(&connection->state, TN_VERBS_BROKEN);
+    struct tn_verbs_suspect *made = &link->suspects[i];
+    made->transfer = slot->transfer;
+    made->error = (uint32_t)wc->status;
+    made->vendor = wc->vendor_err;
+    snprintf(made->text, sizeof(made->text), "%s", text);
     return true;
 }
 
-static void give_up(struct tn_verbs_connection *connection)
+void tn_verbs_verdict(struct tn_verbs_link *link, uint32_t index, int status)
 {
-    /* Some devices stop only half of the queue pair; whole, it gives back everything. */
-    tn_verbs_qp_to_error(connection);
-    fail_unposted(connection);
+    struct tn_verbs_suspect *suspect = index < TN_VERBS_SUSPECTS ? &link->suspects[index] : NULL;
+    if (!suspect || !suspect->transfer)
+        return;
+    struct tn_transfer *transfer = suspect->transfer;
+    suspect->transfer = NULL;
+    if (status == TN_STALE)
+        tn_transfer_fail(transfer, TN_STALE, (int)suspect->error, suspect->vendor,
+                         "the region was closed (%s)", suspect->text);
+    else
+        tn_transfer_fail(transfer, TN_REMOTE_ACCESS, (int)suspect->error, suspect->vendor, "%s",
+                         suspect->text);
+    tn_piece_done(transfer, 1);
 }
 
-void tn_verbs_break(struct tn_verbs_connection *connection, int status, const char *format, ...)
+/* The first request that did not work, at the tail by now. */
+static void blame(struct tn_verbs_lane *lane, const struct ibv_wc *wc, enum tn_verbs_fault fault,
+                  const char *text)
 {
-    char text[TN_TEXT_BYTES];
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(text, sizeof(text), format, arguments);
-    va_end(arguments);
-    if (mark_broken(connection, status, text))
-        give_up(connection);
+    struct tn_verbs_slot *slot = slot_at(lane, lane->tail);
+    struct tn_transfer *transfer = slot->note < 0 ? slot->transfer : NULL;
+    if (!transfer)
+        return; /* a notification is sent again whatever came of it */
+    if (fault == TN_VERBS_OF_ACCESS && suspect(lane, slot, wc, text)) {
+        remove_tail(lane);
+    } else if (fault == TN_VERBS_OF_REQUEST || fault == TN_VERBS_OF_ACCESS) {
+        int status = fault == TN_VERBS_OF_ACCESS ? TN_REMOTE_ACCESS : TN_VERBS;
+        fail_one(remove_tail(lane), status, wc, text);
+    } else if (!lane->failures && ++transfer->strikes >= STRIKES) {
+        fail_one(remove_tail(lane), TN_VERBS, wc, text);
+    }
 }
 
-void tn_verbs_shut(struct tn_verbs_connection *connection, int status, const char *text)
+static void succeeded(struct tn_verbs_lane *lane)
 {
-    snprintf(connection->text, sizeof(connection->text), "%s", text);
-    connection->cause = status;
-    connection->closing = true;
-    atomic_store(&connection->state, TN_VERBS_BROKEN);
-    tn_verbs_qp_to_error(connection);
-    fail_unposted(connection);
-}
-
-void tn_verbs_abandon(struct tn_verbs_connection *connection)
-{
-    fail_until(connection, connection->posted);
-    atomic_store(&connection->state, TN_VERBS_CLOSED);
+    struct tn_verbs_link *link = lane->link;
+    lane->failures = 0;
+    atomic_store(&link->trouble, 0);
+    link->trouble_since = 0;
 }
 
 /* Requests complete in order, so one completion speaks for all before it that asked for none: after
- * a success or a real error they have succeeded; after a flush nobody knows, which for RDMA means
- * that they failed. */
-void tn_verbs_complete(struct tn_verbs_connection *connection, const struct ibv_wc *wc)
+ * a success or a real error they have succeeded; after a flush nobody knows, and they are moved
+ * again. */
+void tn_verbs_complete(struct tn_verbs_lane *lane, const struct ibv_wc *wc)
 {
-    uint64_t behind = (wc->wr_id - connection->tail) & TN_VERBS_POSITION_MASK;
-    if (behind >= connection->posted - connection->tail)
+    uint64_t behind = (wc->wr_id - lane->tail) & TN_VERBS_POSITION_MASK;
+    if (behind >= lane->posted - lane->tail)
         return;
-    uint64_t position = connection->tail + behind;
+    uint64_t position = lane->tail + behind;
     if (wc->status == IBV_WC_SUCCESS) {
-        tn_verbs_retire(connection, position + 1);
+        tn_verbs_retire(lane, position + 1);
+        succeeded(lane);
         return;
     }
-    struct verdict verdict;
-    judge(connection, wc, &verdict);
-    if (wc->status == IBV_WC_WR_FLUSH_ERR) {
-        tn_verbs_break(connection, verdict.status, "%s", verdict.text);
-        fail_until(connection, position + 1);
-        return;
+    char text[TN_TEXT_BYTES];
+    enum tn_verbs_fault fault = judge(lane, wc, text);
+    if (fault != TN_VERBS_OF_FLUSH) {
+        tn_verbs_retire(lane, position);
+        lane->errors++;
+        blame(lane, wc, fault, text);
     }
-    /* The mark comes first: whoever hears of the failure and tries again must be sent another way.
-     */
-    bool first = mark_broken(connection, verdict.status, verdict.text);
-    tn_verbs_retire(connection, position);
-    struct tn_verbs_slot *slot = &connection->slots[position & (connection->depth - 1)];
-    if (connection->closing)
-        tn_verbs_fail_transfer(connection, slot->transfer);
-    else
-        tn_transfer_fail(slot->transfer, verdict.status, wc->status, wc->vendor_err, "%s",
-                         verdict.text);
-    if (first)
-        give_up(connection);
-    tn_verbs_retire(connection, position + 1);
+    tn_verbs_break(lane, fault == TN_VERBS_OF_PATH, "%s", text);
+    if (position + 1 == lane->posted)
+        lane->drained = true;
+}
+
+/* ---- afterwards ------------------------------------------------------------------------------ */
+
+/* Empties [tail, posted); each piece is given back, or done where the link is closed. */
+static void empty(struct tn_verbs_lane *lane, bool again)
+{
+    struct tn_verbs_link *link = lane->link;
+    for (; lane->tail < lane->posted; lane->tail++) {
+        struct tn_verbs_slot *slot = slot_at(lane, lane->tail);
+        if (slot->note >= 0) {
+            link->staged[slot->note].posted = false;
+            continue;
+        }
+        struct tn_transfer *transfer = slot->transfer;
+        transfer->held--;
+        lane->retries++;
+        if (!again) {
+            tn_transfer_fail(transfer, link->closed, 0, 0, "%s", link->text);
+            tn_piece_done(transfer, 1);
+            continue;
+        }
+        if (!tn_transfer_stopped(transfer))
+            tn_verbs_enqueue(link, transfer);
+        tn_transfer_return(transfer, &slot->piece, 1);
+    }
+    lane->in_flight = 0;
+    lane->head = lane->posted;
+    lane->signalled = lane->posted;
+    lane->lost = lane->full = false;
+}
+
+void tn_verbs_replay(struct tn_verbs_lane *lane)
+{
+    if (lane->lost)
+        empty(lane, true);
+}
+
+void tn_verbs_abandon(struct tn_verbs_lane *lane)
+{
+    if (lane->slots)
+        empty(lane, false);
+}
+
+void tn_verbs_fail_waiting(struct tn_verbs_link *link)
+{
+    struct tn_list *node;
+    for (int32_t i = 0; i < TN_VERBS_STAGED; i++) {
+        struct tn_transfer *transfer = link->staged[i].used ? link->staged[i].transfer : NULL;
+        link->staged[i].transfer = NULL;
+        if (!transfer)
+            continue;
+        tn_transfer_fail(transfer, link->closed, 0, 0, "%s", link->text);
+        tn_notify_done(transfer);
+    }
+    while ((node = tn_list_take_first(&link->notifies))) {
+        struct tn_transfer *transfer = tn_container(node, struct tn_transfer, node);
+        tn_transfer_fail(transfer, link->closed, 0, 0, "%s", link->text);
+        tn_notify_done(transfer);
+    }
+    while ((node = tn_list_take_first(&link->queue))) {
+        struct tn_transfer *transfer = tn_container(node, struct tn_transfer, node);
+        tn_transfer_fail(transfer, link->closed, 0, 0, "%s", link->text);
+        tn_transfer_unreference(transfer);
+    }
+    for (uint32_t i = 0; i < TN_VERBS_SUSPECTS; i++) {
+        struct tn_transfer *transfer = link->suspects[i].transfer;
+        link->suspects[i].transfer = NULL;
+        if (!transfer)
+            continue;
+        tn_transfer_fail(transfer, TN_REMOTE_ACCESS, (int)link->suspects[i].error,
+                         link->suspects[i].vendor, "%s", link->suspects[i].text);
+        tn_piece_done(transfer, 1);
+    }
 }

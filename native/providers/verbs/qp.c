@@ -16,74 +16,74 @@ static void gid_text(const uint8_t gid[TN_VERBS_GID], char out[TEXT_GID])
         snprintf(out, TEXT_GID, "?");
 }
 
-static int modify(struct tn_verbs_connection *connection, struct ibv_qp_attr *attr, int mask,
+static int modify(struct tn_verbs_lane *lane, struct ibv_qp *qp, struct ibv_qp_attr *attr, int mask,
                   const char *stage, const char *asked)
 {
-    struct tn_verbs_rail *rail = connection->rail;
-    int returned = rail->lib->modify_qp(connection->qp, attr, mask);
+    struct tn_verbs_rail *rail = lane->rail;
+    int returned = rail->lib->modify_qp(qp, attr, mask);
     if (!returned)
         return TN_OK;
     errno = tn_verbs_errno(returned);
-    return tn_fail_errno("queue pair %u on %s port %u refuses %s (%s)", connection->qp->qp_num,
+    return tn_fail_errno("queue pair %u on %s port %u refuses %s (%s)", qp->qp_num,
                          rail->facts.device, rail->facts.port, stage, asked);
 }
 
-static struct ibv_qp *create(struct tn_verbs_connection *connection, uint32_t inline_bytes)
+static struct ibv_qp *create(struct tn_verbs_lane *lane, uint32_t inline_bytes)
 {
     struct ibv_qp_init_attr init = {
-        .send_cq = connection->cq->cq,
-        .recv_cq = connection->cq->cq,
-        .cap = {.max_send_wr = connection->depth,
-                .max_recv_wr = connection->ring_slots,
+        .send_cq = lane->cq->cq,
+        .recv_cq = lane->cq->cq,
+        .cap = {.max_send_wr = lane->depth,
+                .max_recv_wr = lane->link->ring_slots,
                 .max_send_sge = 1,
                 .max_recv_sge = 1,
                 .max_inline_data = inline_bytes},
         .qp_type = IBV_QPT_RC,
     };
-    struct ibv_qp *qp = connection->rail->lib->create_qp(connection->rail->pd, &init);
+    struct ibv_qp *qp = lane->rail->lib->create_qp(lane->rail->pd, &init);
     /* The device may grant more than was asked; more than that is not promised for good. */
-    connection->inline_bytes = qp && init.cap.max_inline_data >= inline_bytes ? inline_bytes : 0;
+    lane->inline_bytes = qp && init.cap.max_inline_data >= inline_bytes ? inline_bytes : 0;
     return qp;
 }
 
-static int to_init(struct tn_verbs_connection *connection)
+static int to_init(struct tn_verbs_lane *lane, struct ibv_qp *qp)
 {
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_INIT,
-        .pkey_index = (uint16_t)connection->rail->options.pkey_index,
-        .port_num = (uint8_t)connection->rail->facts.port,
+        .pkey_index = (uint16_t)lane->rail->options.pkey_index,
+        .port_num = (uint8_t)lane->rail->facts.port,
         .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE,
     };
     int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
     char asked[64];
     snprintf(asked, sizeof(asked), "P_Key index %u, remote read and write", attr.pkey_index);
-    return modify(connection, &attr, mask, "INIT", asked);
+    return modify(lane, qp, &attr, mask, "INIT", asked);
 }
 
-int tn_verbs_qp_open(struct tn_verbs_connection *connection)
+int tn_verbs_qp_open(struct tn_verbs_lane *lane, struct ibv_qp **out)
 {
-    struct tn_verbs_rail *rail = connection->rail;
+    struct tn_verbs_rail *rail = lane->rail;
     uint32_t inline_bytes = rail->options.inline_bytes;
-    connection->qp = create(connection, inline_bytes);
-    if (!connection->qp && inline_bytes)
-        connection->qp = create(connection, 0); /* devices that cannot send inline refuse it */
-    if (!connection->qp) {
+    struct ibv_qp *qp = create(lane, inline_bytes);
+    if (!qp && inline_bytes)
+        qp = create(lane, 0); /* devices that cannot send inline refuse it */
+    if (!qp) {
         errno = tn_verbs_errno(-1);
         return tn_fail_errno("%s (vendor 0x%x, part %u, firmware %s) refuses a reliable queue pair "
                              "with %u sends and %u receives",
                              rail->facts.device, rail->facts.vendor, rail->facts.part,
-                             rail->facts.firmware, connection->depth, connection->ring_slots);
+                             rail->facts.firmware, lane->depth, lane->link->ring_slots);
     }
-    int status = tn_sys_random(&connection->sequence, sizeof(connection->sequence));
-    connection->sequence &= 0xffffff;
+    int status = tn_sys_random(&lane->sequence, sizeof(lane->sequence));
+    lane->sequence &= 0xffffff;
     if (status == TN_OK)
-        status = to_init(connection);
+        status = to_init(lane, qp);
     if (status == TN_OK)
-        status = tn_verbs_ring_post(connection, connection->ring_slots);
-    if (status != TN_OK) {
-        rail->lib->destroy_qp(connection->qp);
-        connection->qp = NULL;
-    }
+        status = tn_verbs_ring_post(lane, qp, lane->link->ring_slots);
+    if (status == TN_OK)
+        *out = qp;
+    else
+        rail->lib->destroy_qp(qp);
     return status;
 }
 
@@ -107,10 +107,10 @@ static void address_of(struct tn_verbs_rail *rail, const struct tn_verbs_offer *
     address->port_num = (uint8_t)rail->facts.port;
 }
 
-static int to_rtr(struct tn_verbs_connection *connection, const struct tn_verbs_offer *offer,
+static int to_rtr(struct tn_verbs_lane *lane, struct ibv_qp *qp, const struct tn_verbs_offer *offer,
                   const char *asked)
 {
-    struct tn_verbs_rail *rail = connection->rail;
+    struct tn_verbs_rail *rail = lane->rail;
     uint32_t reads = lesser(lesser(rail->facts.max_reads_in, offer->reads_out), 255);
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_RTR,
@@ -123,30 +123,31 @@ static int to_rtr(struct tn_verbs_connection *connection, const struct tn_verbs_
     address_of(rail, offer, &attr.ah_attr);
     int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
-    return modify(connection, &attr, mask, "RTR", asked);
+    return modify(lane, qp, &attr, mask, "RTR", asked);
 }
 
-static int to_rts(struct tn_verbs_connection *connection, const struct tn_verbs_offer *offer,
+static int to_rts(struct tn_verbs_lane *lane, struct ibv_qp *qp, const struct tn_verbs_offer *offer,
                   const char *asked)
 {
-    struct tn_verbs_rail *rail = connection->rail;
+    struct tn_verbs_rail *rail = lane->rail;
     uint32_t reads = lesser(lesser(rail->facts.max_reads_out, offer->reads_in), 255);
     struct ibv_qp_attr attr = {
         .qp_state = IBV_QPS_RTS,
         .timeout = rail->options.timeout,
         .retry_cnt = rail->options.retry_count,
         .rnr_retry = rail->options.rnr_retry,
-        .sq_psn = connection->sequence,
+        .sq_psn = lane->sequence,
         .max_rd_atomic = (uint8_t)reads,
     };
     int mask = IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
                IBV_QP_MAX_QP_RD_ATOMIC;
-    return modify(connection, &attr, mask, "RTS", asked);
+    return modify(lane, qp, &attr, mask, "RTS", asked);
 }
 
-int tn_verbs_qp_connect(struct tn_verbs_connection *connection, const struct tn_verbs_offer *offer)
+int tn_verbs_qp_connect(struct tn_verbs_lane *lane, struct ibv_qp *qp,
+                        const struct tn_verbs_offer *offer)
 {
-    struct tn_verbs_rail *rail = connection->rail;
+    struct tn_verbs_rail *rail = lane->rail;
     char gid[TEXT_GID], own[TEXT_GID], asked[256];
     gid_text(offer->gid, gid);
     gid_text(rail->gid.raw, own);
@@ -154,13 +155,13 @@ int tn_verbs_qp_connect(struct tn_verbs_connection *connection, const struct tn_
              "to queue pair %u at GID %s LID %u from GID index %u %s, MTU %u, hop limit %u",
              offer->queue_pair, gid, offer->lid, rail->options.gid_index, own,
              lesser(offer->mtu, rail->options.mtu), rail->options.hop_limit);
-    int status = to_rtr(connection, offer, asked);
-    return status == TN_OK ? to_rts(connection, offer, asked) : status;
+    int status = to_rtr(lane, qp, offer, asked);
+    return status == TN_OK ? to_rts(lane, qp, offer, asked) : status;
 }
 
-void tn_verbs_qp_to_error(struct tn_verbs_connection *connection)
+void tn_verbs_qp_to_error(struct tn_verbs_lane *lane)
 {
     struct ibv_qp_attr attr = {.qp_state = IBV_QPS_ERR};
     /* A failure means that the device is gone or the state is reached already. */
-    (void)connection->rail->lib->modify_qp(connection->qp, &attr, IBV_QP_STATE);
+    (void)lane->rail->lib->modify_qp(lane->qp, &attr, IBV_QP_STATE);
 }

@@ -9,11 +9,12 @@
 #include "base/sys.h"
 #include "providers/verbs/verbs.h"
 
-static void unreference_verbs(struct tn_verbs *verbs)
+void tn_verbs_unreference(struct tn_verbs *verbs)
 {
     if (atomic_fetch_sub(&verbs->references, 1) != 1)
         return;
     pthread_mutex_destroy(&verbs->lock);
+    pthread_mutex_destroy(&verbs->links_lock);
     free(verbs);
 }
 
@@ -32,7 +33,7 @@ void tn_verbs_rail_unreference(struct tn_verbs_rail *rail)
     if (rail->context && !rail->options.context)
         lib->close_device(rail->context);
     pthread_mutex_destroy(&rail->poll_lock);
-    unreference_verbs(rail->verbs);
+    tn_verbs_unreference(rail->verbs);
     free(rail->entries);
     free(rail);
 }
@@ -178,6 +179,16 @@ int tn_verbs_rail_open(struct tn_verbs *verbs, const struct tn_verbs_rail_option
     return status;
 }
 
+void tn_verbs_rail_describe(struct tn_verbs_rail *rail, struct tn_verbs_rail_facts *out)
+{
+    memset(out, 0, sizeof(*out));
+    out->number = rail->number;
+    out->lid = rail->facts.lid;
+    out->mtu = rail->options.mtu;
+    out->link_layer = rail->facts.link_layer;
+    memcpy(out->gid, rail->gid.raw, sizeof(out->gid));
+}
+
 uint32_t tn_verbs_rail_number(struct tn_verbs_rail *rail)
 {
     return rail->number;
@@ -251,7 +262,7 @@ static void close_all(void *self)
     uint32_t rails = atomic_load(&verbs->n_rails);
     while (rails)
         close_rail(verbs->rails[--rails]);
-    unreference_verbs(verbs);
+    tn_verbs_unreference(verbs);
 }
 
 static const struct tn_provider_ops provider_ops = {
@@ -281,11 +292,13 @@ int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs
     verbs->host = tn_engine_host(engine);
     verbs->lib = lib;
     pthread_mutex_init(&verbs->lock, NULL);
+    pthread_mutex_init(&verbs->links_lock, NULL);
+    tn_list_init(&verbs->links);
     status = tn_engine_provider(engine, TN_PROVIDER_VERBS, &provider_ops, verbs);
     if (status == TN_OK)
         *out = verbs;
     else
-        unreference_verbs(verbs);
+        tn_verbs_unreference(verbs);
     return status;
 }
 

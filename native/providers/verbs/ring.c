@@ -1,9 +1,12 @@
 /* Notifications: each is an RDMA write with immediate data into a slot of a ring in the receiver's
- * memory; the immediate is the slot's number. The engine's credits bound how many are unread, the
- * ring and its receive requests hold that many, so a sender that keeps to them never meets a slot
- * in use or a receiver that is not ready. */
+ * memory, over any lane. The immediate is its sequence number, and the slot that number modulo
+ * their count: the receiver hands them on in that order and drops what it has seen, so that the
+ * sender may send one again of which it does not know whether it arrived. The engine's credits
+ * bound how many are unread, the ring and the receive requests of each lane hold that many, so a
+ * sender that keeps to them never meets a slot in use or a receiver that is not ready. */
 #include <arpa/inet.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -18,166 +21,240 @@ static size_t whole_pages(size_t bytes)
 
 /* Whole pages of their own: fork protection works on pages, and the peer may write to the ring's
  * only. */
-int tn_verbs_ring_open(struct tn_verbs_connection *connection)
+static int map_ring(struct tn_verbs_link *link)
 {
-    struct tn_verbs_rail *rail = connection->rail;
-    connection->ring_slots = rail->options.notify_slots;
-    size_t ring = whole_pages(connection->ring_slots * sizeof(struct tn_verbs_note));
+    size_t ring = whole_pages(link->ring_slots * sizeof(struct tn_verbs_note));
     size_t staged = whole_pages(TN_VERBS_STAGED * sizeof(struct tn_verbs_note));
+    link->arrived = calloc(link->ring_slots, sizeof(*link->arrived));
+    if (!link->arrived)
+        return tn_fail(TN_NOMEM, "out of memory");
     char *memory =
         mmap(NULL, ring + staged, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED)
         return tn_fail_errno("cannot map %zu bytes for notifications", ring + staged);
-    connection->ring = (struct tn_verbs_note *)memory;
-    connection->staged = (struct tn_verbs_note *)(memory + ring);
-    connection->ring_bytes = ring + staged;
-    connection->staged_free = (1u << TN_VERBS_STAGED) - 1;
-    struct tn_verbs_memory in = {.address = (uintptr_t)memory,
+    link->ring = (struct tn_verbs_note *)memory;
+    link->staged_notes = (struct tn_verbs_note *)(memory + ring);
+    link->ring_bytes = ring + staged;
+    return TN_OK;
+}
+
+int tn_verbs_ring_open(struct tn_verbs_link *link, struct tn_verbs_rail *rail)
+{
+    uint32_t at = rail->number;
+    int status = link->ring ? TN_OK : map_ring(link);
+    if (status != TN_OK || link->staged_mrs[at])
+        return status;
+    size_t ring = (size_t)((char *)link->staged_notes - (char *)link->ring);
+    struct tn_verbs_memory in = {.address = (uintptr_t)link->ring,
                                  .length = ring,
                                  .flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE};
-    struct tn_verbs_memory out = {
-        .address = (uintptr_t)memory + ring, .length = staged, .flags = IBV_ACCESS_LOCAL_WRITE};
-    int status = tn_verbs_register(rail, &in, &connection->ring_mr);
+    struct tn_verbs_memory out = {.address = (uintptr_t)link->staged_notes,
+                                  .length = link->ring_bytes - ring,
+                                  .flags = IBV_ACCESS_LOCAL_WRITE};
+    if (!link->ring_mrs[at])
+        status = tn_verbs_register(rail, &in, &link->ring_mrs[at]);
     if (status == TN_OK)
-        status = tn_verbs_register(rail, &out, &connection->staged_mr);
-    if (status != TN_OK)
-        tn_verbs_ring_free(connection);
+        status = tn_verbs_register(rail, &out, &link->staged_mrs[at]);
     return status;
 }
 
-void tn_verbs_ring_free(struct tn_verbs_connection *connection)
+void tn_verbs_ring_free(struct tn_verbs_link *link)
 {
-    if (connection->staged_mr)
-        tn_verbs_deregister(connection->rail, connection->staged_mr);
-    if (connection->ring_mr)
-        tn_verbs_deregister(connection->rail, connection->ring_mr);
-    if (connection->ring)
-        munmap(connection->ring, connection->ring_bytes);
-    connection->staged_mr = connection->ring_mr = NULL;
-    connection->ring = NULL;
+    for (uint32_t i = 0; i < TN_MAX_RAILS; i++) {
+        if (link->staged_mrs[i])
+            tn_verbs_deregister(link->verbs->rails[i], link->staged_mrs[i]);
+        if (link->ring_mrs[i])
+            tn_verbs_deregister(link->verbs->rails[i], link->ring_mrs[i]);
+    }
+    if (link->ring)
+        munmap(link->ring, link->ring_bytes);
+    free(link->arrived);
 }
 
 /* The requests name no memory: the data goes where the peer writes it, a receive only carries the
  * immediate. */
-int tn_verbs_ring_post(struct tn_verbs_connection *connection, uint32_t count)
+int tn_verbs_ring_post(struct tn_verbs_lane *lane, struct ibv_qp *qp, uint32_t count)
 {
     struct ibv_recv_wr requests[TN_VERBS_CHAIN], *bad;
     memset(requests, 0, sizeof(requests));
     while (count) {
         uint32_t now = count < TN_VERBS_CHAIN ? count : TN_VERBS_CHAIN;
         for (uint32_t i = 0; i < now; i++) {
-            requests[i].wr_id = tn_verbs_wr_id(connection, true, 0);
+            requests[i].wr_id = tn_verbs_wr_id(lane, true, 0);
             requests[i].next = i + 1 < now ? &requests[i + 1] : NULL;
         }
-        int returned = connection->qp->context->ops.post_recv(connection->qp, requests, &bad);
+        int returned = qp->context->ops.post_recv(qp, requests, &bad);
         if (returned) {
             errno = tn_verbs_errno(returned);
-            return tn_fail_errno("%s refuses a receive request", connection->rail->facts.device);
+            return tn_fail_errno("%s refuses a receive request", lane->rail->facts.device);
         }
         count -= now;
     }
     return TN_OK;
 }
 
-static void accuse(struct tn_verbs_connection *connection, const char *text)
+/* ---- in -------------------------------------------------------------------------------------- */
+
+static void accuse(struct tn_verbs_link *link, const char *text)
 {
-    struct tn_host *host = connection->rail->host;
-    host->peer_down(host, connection->peer, TN_PROTOCOL, text);
+    link->host->peer_down(link->host, link->peer, TN_PROTOCOL, text);
 }
 
-/* Hands on what lies in the next slot. `arrived` is what the NIC wrote there, 0 if that is not
- * known any more. The header is read once, before it is checked: the peer could change it
- * meanwhile. */
-static void deliver(struct tn_verbs_connection *connection, uint32_t arrived)
+/* Hands on what lies in the next slot, where the device wrote `arrived` bytes. The header is read
+ * once, before it is checked: the peer could change it meanwhile. */
+static bool deliver(struct tn_verbs_link *link, uint32_t arrived)
 {
-    struct tn_verbs_note *note = &connection->ring[connection->ring_next];
+    struct tn_verbs_note *note = &link->ring[link->next_in % link->ring_slots];
     uint64_t region = __atomic_load_n(&note->region, __ATOMIC_ACQUIRE);
     uint32_t length = __atomic_load_n(&note->length, __ATOMIC_ACQUIRE);
-    connection->ring_next = (connection->ring_next + 1) % connection->ring_slots;
-    if (length > TN_MAX_NOTIFY || (arrived && arrived != TN_VERBS_NOTE_HEADER + length)) {
-        accuse(connection, "the peer wrote a notification of another length than it says");
-        return;
+    if (length > TN_MAX_NOTIFY || arrived != TN_VERBS_NOTE_HEADER + length) {
+        accuse(link, "the peer wrote a notification of another length than it says");
+        return false;
     }
-    struct tn_host *host = connection->rail->host;
-    if (host->notified(host, connection->peer, region, note->payload, length) != TN_OK)
-        accuse(connection, tn_last_error());
+    if (link->host->notified(link->host, link->peer, region, note->payload, length) != TN_OK) {
+        accuse(link, tn_last_error());
+        return false;
+    }
+    return true;
 }
 
-void tn_verbs_ring_received(struct tn_verbs_connection *connection, const struct ibv_wc *wc)
+/* One that was sent over a rail that is slower than another's comes late: those that follow it wait
+ * here. One that was sent again because its sender could not know comes twice. */
+static void arrive(struct tn_verbs_link *link, uint32_t sequence, uint32_t bytes)
 {
-    if (wc->status != IBV_WC_SUCCESS) {
-        /* The peer was refused something, or it is going: the NIC has stopped the queue pair. */
-        tn_verbs_break(connection, TN_FLUSHED,
-                       "the queue pair on %s stopped (receive status %d, vendor code 0x%x): "
-                       "something that the peer asked for was refused, or the device failed",
-                       connection->rail->facts.device, wc->status, wc->vendor_err);
+    uint32_t ahead = sequence - link->next_in;
+    if (ahead >= link->ring_slots) {
+        if (-ahead > link->ring_slots + TN_VERBS_STAGED)
+            accuse(link, "the peer wrote a notification with a number that is not due");
         return;
     }
-    if (atomic_load(&connection->state) == TN_VERBS_CLOSED)
+    link->arrived[sequence % link->ring_slots] = bytes ? bytes : 1;
+    uint32_t *next;
+    while (*(next = &link->arrived[link->next_in % link->ring_slots])) {
+        uint32_t arrived = *next;
+        *next = 0;
+        if (!deliver(link, arrived))
+            return;
+        link->next_in++;
+    }
+}
+
+void tn_verbs_ring_received(struct tn_verbs_lane *lane, const struct ibv_wc *wc)
+{
+    struct tn_verbs_link *link = lane->link;
+    if (wc->status != IBV_WC_SUCCESS) {
+        /* The peer was refused something, or it is going: the NIC has stopped the queue pair. */
+        tn_verbs_break(lane, false,
+                       "the queue pair on %s stopped (receive status %d, vendor code 0x%x): "
+                       "something that the peer asked for was refused, or the device failed",
+                       lane->rail->facts.device, wc->status, wc->vendor_err);
         return;
-    uint32_t expected = (connection->ring_next + connection->early) % connection->ring_slots;
-    if (!(wc->wc_flags & IBV_WC_WITH_IMM) || ntohl(wc->imm_data) != expected) {
-        tn_verbs_break(connection, TN_PROTOCOL,
-                       "the peer wrote a notification into another slot than the next");
-        if (connection->peer)
-            accuse(connection, connection->text);
+    }
+    if (!(wc->wc_flags & IBV_WC_WITH_IMM)) {
+        accuse(link, "the peer sent something that is no notification");
         return;
     }
     /* Before the notification is handed on: with it the peer gets its right to send another. */
-    if (tn_verbs_ring_post(connection, 1) != TN_OK)
-        tn_verbs_break(connection, TN_VERBS, "%s", tn_last_error());
-    if (connection->peer)
-        deliver(connection, wc->byte_len);
-    else
-        connection->early++;
+    if (lane->qp && !lane->broken && tn_verbs_ring_post(lane, lane->qp, 1) != TN_OK)
+        tn_verbs_break(lane, true, "%s", tn_last_error());
+    if (!link->closed)
+        arrive(link, ntohl(wc->imm_data), wc->byte_len);
 }
 
-void tn_verbs_ring_attached(struct tn_verbs_connection *connection)
+/* ---- out ------------------------------------------------------------------------------------- */
+
+/* The place of a notification whose number may be given now; -1: none. A slot is used again only
+ * when nothing is on its way there any more. */
+static int32_t free_place(const struct tn_verbs_link *link)
 {
-    for (; connection->early; connection->early--)
-        deliver(connection, 0);
+    int32_t free_at = -1;
+    for (int32_t i = 0; i < TN_VERBS_STAGED; i++) {
+        const struct tn_verbs_staged *staged = &link->staged[i];
+        if (!staged->used)
+            free_at = i;
+        else if (link->next_out - staged->sequence >= link->peer_slots)
+            return -1;
+    }
+    return free_at;
 }
 
-void tn_verbs_ring_build(struct tn_verbs_connection *connection, struct tn_transfer *transfer)
+static void stage(struct tn_verbs_link *link, int32_t at, struct tn_transfer *transfer)
 {
-    int index = __builtin_ctz(connection->staged_free);
-    connection->staged_free &= ~(1u << index);
-    struct tn_verbs_note *note = &connection->staged[index];
+    struct tn_verbs_note *note = &link->staged_notes[at];
     note->region = transfer->remotes[transfer->notify_remote].number;
     note->length = transfer->notify_length;
     note->reserved = 0;
     memcpy(note->payload, transfer->notify, transfer->notify_length);
-    uint32_t length = (uint32_t)TN_VERBS_NOTE_HEADER + transfer->notify_length;
-    struct tn_verbs_slot slot = {.transfer = transfer, .staged = index};
-    struct ibv_send_wr *request = tn_verbs_build(connection, &slot);
-    request->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
-    request->send_flags |= IBV_SEND_SIGNALED;
-    if (length <= connection->inline_bytes)
-        request->send_flags |= IBV_SEND_INLINE;
-    request->imm_data = htonl(connection->peer_ring_next);
-    request->sg_list->addr = (uint64_t)(uintptr_t)note;
-    request->sg_list->length = length;
-    request->sg_list->lkey = connection->staged_mr->lkey;
-    request->wr.rdma.remote_addr =
-        connection->peer_ring + connection->peer_ring_next * sizeof(struct tn_verbs_note);
-    request->wr.rdma.rkey = connection->peer_ring_rkey;
-    connection->peer_ring_next = (connection->peer_ring_next + 1) % connection->peer_ring_slots;
+    link->staged[at] =
+        (struct tn_verbs_staged){.transfer = transfer, .sequence = link->next_out++, .used = true};
 }
 
-void tn_verbs_notify(void *link, struct tn_transfer *transfer)
+static void build(struct tn_verbs_lane *lane, int32_t at)
 {
-    struct tn_verbs_connection *connection = link;
-    pthread_mutex_lock(&connection->lock);
+    struct tn_verbs_link *link = lane->link;
+    struct tn_verbs_note *note = &link->staged_notes[at];
+    uint32_t sequence = link->staged[at].sequence;
+    uint32_t length = (uint32_t)TN_VERBS_NOTE_HEADER + note->length;
+    struct tn_verbs_slot slot = {.note = at};
+    struct ibv_send_wr *request = tn_verbs_build(lane, &slot);
+    link->staged[at].posted = true;
+    request->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
+    request->send_flags |= IBV_SEND_SIGNALED;
+    if (length <= lane->inline_bytes)
+        request->send_flags |= IBV_SEND_INLINE;
+    request->imm_data = htonl(sequence);
+    request->sg_list->addr = (uint64_t)(uintptr_t)note;
+    request->sg_list->length = length;
+    request->sg_list->lkey = link->staged_mrs[lane->rail->number]->lkey;
+    request->wr.rdma.remote_addr =
+        link->peer_ring + sequence % link->peer_slots * sizeof(struct tn_verbs_note);
+    request->wr.rdma.rkey = lane->peer_ring_rkey;
+}
+
+void tn_verbs_ring_send(struct tn_verbs_link *link)
+{
+    int32_t at;
+    if (!link->peer_slots)
+        return;
+    while (!tn_list_empty(&link->notifies) && (at = free_place(link)) >= 0) {
+        struct tn_list *node = tn_list_take_first(&link->notifies);
+        stage(link, at, tn_container(node, struct tn_transfer, node));
+    }
+    for (int32_t i = 0; i < TN_VERBS_STAGED; i++) {
+        struct tn_verbs_staged *staged = &link->staged[i];
+        struct tn_verbs_lane *lane =
+            staged->used && !staged->posted ? tn_verbs_pick(link, UINT32_MAX) : NULL;
+        if (lane)
+            build(lane, i);
+    }
+}
+
+void tn_verbs_ring_acknowledged(struct tn_verbs_link *link, int32_t index)
+{
+    struct tn_verbs_staged *staged = &link->staged[index];
+    struct tn_transfer *transfer = staged->transfer;
+    staged->used = false;
+    if (transfer)
+        tn_notify_done(transfer);
+}
+
+void tn_verbs_notify(void *object, struct tn_transfer *transfer)
+{
+    struct tn_verbs_link *link = object;
+    pthread_mutex_lock(&link->lock);
     if (!tn_list_empty(&transfer->node)) { /* its last pieces were done before the queue noticed */
         tn_list_remove(&transfer->node);
         tn_transfer_unreference(transfer);
     }
-    if (atomic_load(&connection->state) == TN_VERBS_READY) {
-        tn_list_append(&connection->notifies, &transfer->node);
-        tn_verbs_pump(connection);
-    } else {
-        tn_verbs_fail_transfer(connection, transfer);
+    if (link->closed) {
+        tn_transfer_fail(transfer, link->closed, 0, 0, "%s", link->text);
         tn_notify_done(transfer);
+    } else {
+        transfer->notifying = true;
+        tn_list_append(&link->notifies, &transfer->node);
+        if (!atomic_load(&link->ready))
+            tn_verbs_tick_soon(link);
+        tn_verbs_pump(link);
     }
-    pthread_mutex_unlock(&connection->lock);
+    pthread_mutex_unlock(&link->lock);
 }

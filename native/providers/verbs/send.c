@@ -1,234 +1,320 @@
-/* Work requests out: pulling pieces, chaining them, posting, and taking back their places. */
+/* Work requests out: which lanes a transfer may use, pulling pieces for them, chaining, posting,
+ * and taking back their places. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "providers/verbs/verbs.h"
 
+/* ---- which lanes ----------------------------------------------------------------------------- */
+
 static const struct tn_verbs_registration *registration(const struct tn_region *region)
 {
     return region ? region->provider_data[TN_PROVIDER_VERBS] : NULL;
 }
 
+/* The rails here that know the region, as a bit mask. */
+static uint32_t local_rails(const struct tn_region *region, uint32_t op)
+{
+    const struct tn_verbs_registration *made = registration(region);
+    uint32_t rails = 0;
+    if (!made || (op == TN_OP_READ && atomic_load_explicit(&made->read_only, memory_order_relaxed)))
+        return 0;
+    for (uint32_t i = 0; i < TN_MAX_RAILS; i++)
+        rails |= made->lkeys[i] ? 1u << i : 0;
+    return rails;
+}
+
+static uint32_t remote_rails(const struct tn_remote *remote)
+{
+    uint32_t rails = 0;
+    for (uint32_t i = 0; i < TN_MAX_RAILS; i++)
+        rails |= remote->rkeys[i] ? 1u << i : 0;
+    return rails;
+}
+
 static int refuse(char *why, size_t capacity, const char *format, unsigned long long number,
                   const char *text)
 {
-    snprintf(why, capacity, format, number, text);
+    if (capacity)
+        snprintf(why, capacity, format, number, text);
     return TN_NO_PATH;
 }
 
-static int check_local(const struct tn_verbs_connection *connection, const struct tn_region *region,
-                       uint32_t op, char *why, size_t capacity)
+static int refuse_local(const struct tn_region *region, uint32_t op, char *why, size_t capacity)
 {
     if (!region)
         return refuse(why, capacity, "the local memory is not registered%.0llu%s", 0, "");
     const struct tn_verbs_registration *made = registration(region);
-    uint32_t rail = connection->rail->number;
-    if (!made || !made->lkeys[rail])
-        return refuse(why, capacity, "region %llu is not registered with this device: %s",
-                      region->remote.number,
-                      made && made->why[rail] ? made->why[rail]
-                                              : "it was opened before the device was");
-    if (op == TN_OP_READ && atomic_load_explicit(&made->read_only, memory_order_relaxed))
+    if (made && op == TN_OP_READ && atomic_load_explicit(&made->read_only, memory_order_relaxed))
         return refuse(why, capacity, "region %llu is read-only memory%s", region->remote.number,
                       "");
-    return TN_OK;
+    return refuse(why, capacity, "region %llu is not registered with these devices: %s",
+                  region->remote.number,
+                  made && made->why[0] ? made->why[0] : "it was opened before they were");
 }
 
-int tn_verbs_accepts(void *link, const struct tn_transfer *transfer, char *why, size_t capacity)
+/* Masks of the rails, here and there, that know all memory of the transfer; TN_OK if neither is
+ * empty. */
+static int find_rails(const struct tn_transfer *transfer, uint32_t *here, uint32_t *there,
+                      char *why, size_t capacity)
 {
-    const struct tn_verbs_connection *connection = link;
-    uint32_t state = atomic_load(&connection->state);
-    if (state != TN_VERBS_READY)
-        return refuse(why, capacity, "the queue pair is out of use since%.0llu: %s", 0,
-                      state == TN_VERBS_NEW ? "it was never connected" : connection->text);
-    for (uint64_t i = 0; i < transfer->n_remotes; i++)
-        if (!transfer->remotes[i].rkeys[connection->remote_rail])
+    const struct tn_region *last = NULL;
+    *here = *there = UINT32_MAX;
+    for (uint64_t i = 0; i < transfer->n_remotes; i++) {
+        *there &= remote_rails(&transfer->remotes[i]);
+        if (!*there)
             return refuse(why, capacity, "the peer has not registered region %llu for RDMA%s",
                           transfer->remotes[i].number, "");
-    const struct tn_region *last = NULL;
+    }
     for (uint64_t i = 0; i < transfer->n_ranges; i++) {
         const struct tn_region *region = transfer->ranges[i].local_region;
         if (region == last && region)
             continue;
-        int status = check_local(connection, region, transfer->op, why, capacity);
-        if (status != TN_OK)
-            return status;
+        if (!region && !transfer->ranges[i].local_address)
+            continue; /* a question about the peer's memory only */
+        *here &= local_rails(region, transfer->op);
+        if (!*here)
+            return refuse_local(region, transfer->op, why, capacity);
         last = region;
     }
     return TN_OK;
 }
 
-uint64_t tn_verbs_wr_id(const struct tn_verbs_connection *connection, bool receive,
-                        uint64_t position)
+/* 0, with a reason: none. */
+static uint32_t find_lanes(const struct tn_verbs_link *link, const struct tn_transfer *transfer,
+                           char *why, size_t capacity)
 {
-    return (uint64_t)connection->index << 48 | (uint64_t)connection->generation << 32 |
+    uint32_t here, there, lanes = 0;
+    if (find_rails(transfer, &here, &there, why, capacity) != TN_OK)
+        return 0;
+    for (uint32_t i = 0; i < link->n_lanes; i++) {
+        const struct tn_verbs_lane *lane = &link->lanes[i];
+        if ((here >> lane->rail->number & 1) && (there >> lane->remote_rail & 1))
+            lanes |= 1u << i;
+    }
+    if (!lanes)
+        refuse(why, capacity,
+               "no rail that knows the memory here reaches one that knows it "
+               "there%.0llu%s",
+               0, "");
+    return lanes;
+}
+
+int tn_verbs_accepts(void *object, const struct tn_transfer *transfer, char *why, size_t capacity)
+{
+    struct tn_verbs_link *link = object;
+    uint32_t lanes = find_lanes(link, transfer, why, capacity);
+    if (!lanes)
+        return TN_NO_PATH;
+    if (!atomic_load(&link->trouble) || (atomic_load(&link->ready) & lanes))
+        return TN_OK;
+    pthread_mutex_lock(&link->lock);
+    refuse(why, capacity, "no queue pair works%.0llu, recovering: %s", 0, link->text);
+    pthread_mutex_unlock(&link->lock);
+    return TN_AGAIN;
+}
+
+static uint32_t preferred_lanes(const struct tn_verbs_link *link,
+                                const struct tn_transfer *transfer)
+{
+    const struct tn_region *region = transfer->n_ranges ? transfer->ranges[0].local_region : NULL;
+    uint32_t rails =
+        region ? atomic_load_explicit(&region->preferred_rails, memory_order_relaxed) : 0;
+    uint32_t lanes = 0;
+    for (uint32_t i = 0; rails && i < link->n_lanes; i++)
+        lanes |= rails >> link->lanes[i].rail->number & 1 ? 1u << i : 0;
+    return lanes & transfer->lanes;
+}
+
+/* ---- building -------------------------------------------------------------------------------- */
+
+uint64_t tn_verbs_wr_id(const struct tn_verbs_lane *lane, bool receive, uint64_t position)
+{
+    return (uint64_t)lane->index << 48 | (uint64_t)lane->generation << 32 |
            (receive ? TN_VERBS_RECEIVE : 0) | (position & TN_VERBS_POSITION_MASK);
 }
 
 /* Appends a request to the chain; the caller has seen that there is room, and fills in what it
  * does. */
-struct ibv_send_wr *tn_verbs_build(struct tn_verbs_connection *connection,
-                                   const struct tn_verbs_slot *slot)
+struct ibv_send_wr *tn_verbs_build(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot)
 {
-    uint64_t built = connection->head - connection->posted;
-    struct ibv_send_wr *request = &connection->requests[built];
-    request->wr_id = tn_verbs_wr_id(connection, false, connection->head);
+    uint64_t built = lane->head - lane->posted;
+    struct ibv_send_wr *request = &lane->requests[built];
+    request->wr_id = tn_verbs_wr_id(lane, false, lane->head);
     request->next = NULL;
-    request->sg_list = &connection->sges[built];
+    request->sg_list = &lane->sges[built];
     request->num_sge = 1;
     request->send_flags = 0;
     if (built)
-        connection->requests[built - 1].next = request;
-    connection->slots[connection->head & (connection->depth - 1)] = *slot;
-    connection->head++;
-    if (connection->head % connection->signal_every == 0)
+        lane->requests[built - 1].next = request;
+    lane->slots[lane->head & (lane->depth - 1)] = *slot;
+    lane->head++;
+    if (lane->head % lane->signal_every == 0)
         request->send_flags = IBV_SEND_SIGNALED;
-    connection->in_flight += slot->bytes;
+    lane->in_flight += slot->piece.length;
     return request;
 }
 
-static void build_piece(struct tn_verbs_connection *connection, struct tn_transfer *transfer,
+static void build_piece(struct tn_verbs_lane *lane, struct tn_transfer *transfer,
                         const struct tn_piece *piece)
 {
-    struct tn_verbs_slot slot = {.transfer = transfer, .bytes = piece->length, .staged = -1};
-    struct ibv_send_wr *request = tn_verbs_build(connection, &slot);
+    struct tn_verbs_slot slot = {.transfer = transfer, .note = -1, .piece = *piece};
+    struct ibv_send_wr *request = tn_verbs_build(lane, &slot);
     request->opcode = transfer->op == TN_OP_READ ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
     request->sg_list->addr = piece->local;
     request->sg_list->length = (uint32_t)piece->length;
-    request->sg_list->lkey =
-        tn_verbs_lkey(piece->local_region, connection->rail->number, piece->local);
+    request->sg_list->lkey = tn_verbs_lkey(piece->local_region, lane->rail->number, piece->local);
     request->wr.rdma.remote_addr = piece->remote->address + piece->remote_offset;
     request->wr.rdma.rkey =
-        tn_verbs_rkey(piece->remote, transfer->keys, connection->remote_rail, piece->remote_offset);
+        tn_verbs_rkey(piece->remote, transfer->keys, lane->remote_rail, piece->remote_offset);
 }
 
-static uint32_t room(const struct tn_verbs_connection *connection)
+uint32_t tn_verbs_room(const struct tn_verbs_lane *lane)
 {
-    uint64_t places = connection->depth - (connection->head - connection->tail);
-    uint64_t chain = TN_VERBS_CHAIN - (connection->head - connection->posted);
+    uint64_t places = lane->depth - (lane->head - lane->tail);
+    uint64_t chain = TN_VERBS_CHAIN - (lane->head - lane->posted);
     return (uint32_t)(places < chain ? places : chain);
 }
 
-/* Takes pieces of the first transfer; false when the window is full. A transfer that has more goes
- * to the end, so that a small one does not wait for all of a big one. */
-static bool take(struct tn_verbs_connection *connection)
+/* Of the lanes in the mask that are ready and have room, the one with the fewest bytes on it. */
+struct tn_verbs_lane *tn_verbs_pick(struct tn_verbs_link *link, uint32_t lanes)
 {
-    struct tn_verbs_rail *rail = connection->rail;
-    uint64_t window = rail->options.window_bytes;
-    if (connection->in_flight >= window)
-        return false;
-    struct tn_list *node = tn_list_take_first(&connection->queue);
-    struct tn_transfer *transfer = tn_container(node, struct tn_transfer, node);
-    struct tn_piece pieces[TN_VERBS_CHAIN];
-    int count = tn_transfer_next(transfer, pieces, (int)room(connection), rail->piece_bytes,
-                                 window - connection->in_flight);
-    for (int i = 0; i < count; i++)
-        build_piece(connection, transfer, &pieces[i]);
-    if (count && !tn_transfer_exhausted(transfer))
-        tn_list_append(&connection->queue, node);
-    else
-        tn_transfer_unreference(transfer);
-    return true;
+    struct tn_verbs_lane *best = NULL;
+    for (lanes &= atomic_load_explicit(&link->ready, memory_order_relaxed); lanes;
+         lanes &= lanes - 1) {
+        struct tn_verbs_lane *lane = &link->lanes[__builtin_ctz(lanes)];
+        if (tn_verbs_room(lane) && lane->in_flight < lane->rail->options.window_bytes &&
+            (!best || lane->in_flight < best->in_flight))
+            best = lane;
+    }
+    return best;
 }
 
-static void fill(struct tn_verbs_connection *connection)
+/* Where there are several lanes each gets a small share at a time, so that one transfer is spread
+ * over all of them and a small one stays in one piece. */
+static uint64_t share(const struct tn_verbs_link *link, const struct tn_verbs_lane *lane)
 {
-    while (room(connection) && connection->staged_free) {
-        struct tn_list *node = tn_list_take_first(&connection->notifies);
-        if (!node)
-            break;
-        tn_verbs_ring_build(connection, tn_container(node, struct tn_transfer, node));
-    }
-    while (room(connection) && !tn_list_empty(&connection->queue))
-        if (!take(connection))
-            break;
-    uint64_t built = connection->head - connection->posted;
-    if (built)
-        connection->requests[built - 1].send_flags |= IBV_SEND_SIGNALED;
+    uint64_t window = lane->rail->options.window_bytes - lane->in_flight;
+    uint64_t piece = lane->rail->piece_bytes;
+    uint32_t ready = atomic_load_explicit(&link->ready, memory_order_relaxed);
+    return (ready & (ready - 1)) && piece < window ? piece : window;
 }
+
+/* Takes pieces of the first transfer that has a lane; false when none has. A transfer that has more
+ * goes to the end, so that a small one does not wait for all of a big one. */
+static bool take(struct tn_verbs_link *link)
+{
+    if (!tn_verbs_pick(link, UINT32_MAX))
+        return false; /* the queue may be long */
+    for (struct tn_list *node = link->queue.next; node != &link->queue; node = node->next) {
+        struct tn_transfer *transfer = tn_container(node, struct tn_transfer, node);
+        uint32_t wanted = preferred_lanes(link, transfer);
+        if (!(wanted & atomic_load_explicit(&link->ready, memory_order_relaxed)))
+            wanted = transfer->lanes;
+        struct tn_verbs_lane *lane = tn_verbs_pick(link, wanted);
+        if (!lane)
+            continue;
+        struct tn_piece pieces[TN_VERBS_CHAIN];
+        int count = tn_transfer_next(transfer, pieces, (int)tn_verbs_room(lane),
+                                     lane->rail->piece_bytes, share(link, lane));
+        for (int i = 0; i < count; i++)
+            build_piece(lane, transfer, &pieces[i]);
+        transfer->held += (uint64_t)count;
+        tn_list_remove(node);
+        if (count && !tn_transfer_exhausted(transfer))
+            tn_list_append(&link->queue, node);
+        else
+            tn_transfer_unreference(transfer);
+        return true;
+    }
+    return false;
+}
+
+/* ---- posting --------------------------------------------------------------------------------- */
 
 /* `count` requests of the chain went out; the others move to its front. */
-static void shift(struct tn_verbs_connection *connection, uint64_t count)
+static void shift(struct tn_verbs_lane *lane, uint64_t count)
 {
-    uint64_t built = connection->head - connection->posted;
+    uint64_t built = lane->head - lane->posted;
     for (uint64_t i = 0; i < count; i++)
-        if (connection->requests[i].send_flags & IBV_SEND_SIGNALED)
-            connection->signalled = connection->posted + i + 1;
-    connection->posted += count;
-    atomic_fetch_add_explicit(&connection->rail->in_flight, count, memory_order_relaxed);
+        if (lane->requests[i].send_flags & IBV_SEND_SIGNALED)
+            lane->signalled = lane->posted + i + 1;
+    lane->posted += count;
+    atomic_fetch_add_explicit(&lane->rail->in_flight, count, memory_order_relaxed);
     if (count == built || !count)
         return;
     for (uint64_t i = 0; i < built - count; i++) {
-        connection->requests[i] = connection->requests[i + count];
-        connection->sges[i] = connection->sges[i + count];
-        connection->requests[i].sg_list = &connection->sges[i];
-        connection->requests[i].next = i + 1 < built - count ? &connection->requests[i + 1] : NULL;
+        lane->requests[i] = lane->requests[i + count];
+        lane->sges[i] = lane->sges[i + count];
+        lane->requests[i].sg_list = &lane->sges[i];
+        lane->requests[i].next = i + 1 < built - count ? &lane->requests[i + 1] : NULL;
     }
 }
 
 /* False when the send queue takes no more. Drivers say so with ENOMEM, -ENOMEM or -1, and some with
  * other codes: whatever is refused while completions are still to come is tried again after one,
  * and what is refused with none to come is an error. */
-static bool post(struct tn_verbs_connection *connection)
+static bool post(struct tn_verbs_lane *lane)
 {
-    uint64_t built = connection->head - connection->posted;
+    uint64_t built = lane->head - lane->posted;
     struct ibv_send_wr *bad = NULL;
-    int returned =
-        connection->qp->context->ops.post_send(connection->qp, connection->requests, &bad);
+    lane->requests[built - 1].send_flags |= IBV_SEND_SIGNALED;
+    int returned = lane->qp->context->ops.post_send(lane->qp, lane->requests, &bad);
     if (!returned) {
-        shift(connection, built);
+        shift(lane, built);
         return true;
     }
     int error = tn_verbs_errno(returned);
-    bool known = bad >= connection->requests && bad < connection->requests + built;
-    shift(connection, known ? (uint64_t)(bad - connection->requests) : 0);
-    if (connection->signalled <= connection->tail)
-        tn_verbs_break(connection, TN_VERBS, "%s refuses a work request: %s",
-                       connection->rail->facts.device, strerror(error));
+    bool known = bad >= lane->requests && bad < lane->requests + built;
+    shift(lane, known ? (uint64_t)(bad - lane->requests) : 0);
+    if (lane->signalled <= lane->tail)
+        tn_verbs_break(lane, true, "%s refuses a work request: %s", lane->rail->facts.device,
+                       strerror(error));
+    else
+        lane->full = true;
     return false;
 }
 
-void tn_verbs_pump(struct tn_verbs_connection *connection)
+static bool post_all(struct tn_verbs_link *link)
 {
-    while (atomic_load(&connection->state) == TN_VERBS_READY) {
-        if (connection->head == connection->posted)
-            fill(connection);
-        if (connection->head == connection->posted || !post(connection))
-            return;
+    bool any = false;
+    for (uint32_t ready = atomic_load_explicit(&link->ready, memory_order_relaxed); ready;
+         ready &= ready - 1) {
+        struct tn_verbs_lane *lane = &link->lanes[__builtin_ctz(ready)];
+        if (lane->head > lane->posted && !lane->full)
+            any = post(lane) || any;
     }
+    return any;
 }
 
-void tn_verbs_start(void *link, struct tn_transfer *transfer)
+/* A chain is posted when no more can be added to any: one doorbell for many requests. */
+void tn_verbs_pump(struct tn_verbs_link *link)
 {
-    struct tn_verbs_connection *connection = link;
-    tn_transfer_set_path(transfer, "rc");
-    pthread_mutex_lock(&connection->lock);
-    if (atomic_load(&connection->state) == TN_VERBS_READY) {
-        tn_transfer_reference(transfer);
-        tn_list_append(&connection->queue, &transfer->node);
-        tn_verbs_pump(connection);
-    } else {
-        tn_verbs_fail_transfer(connection, transfer);
-    }
-    pthread_mutex_unlock(&connection->lock);
+    do {
+        tn_verbs_ring_send(link);
+        while (!tn_list_empty(&link->queue) && take(link))
+            ;
+    } while (post_all(link));
 }
 
 /* Neighbours of one transfer are reported together. */
-void tn_verbs_retire(struct tn_verbs_connection *connection, uint64_t end)
+void tn_verbs_retire(struct tn_verbs_lane *lane, uint64_t end)
 {
     struct tn_transfer *transfer = NULL;
     uint64_t count = 0;
-    atomic_fetch_sub_explicit(&connection->rail->in_flight, end - connection->tail,
-                              memory_order_relaxed);
-    for (; connection->tail < end; connection->tail++) {
-        struct tn_verbs_slot *slot = &connection->slots[connection->tail & (connection->depth - 1)];
-        connection->in_flight -= slot->bytes;
-        if (slot->staged >= 0) {
-            connection->staged_free |= 1u << slot->staged;
-            tn_notify_done(slot->transfer);
+    lane->full = false;
+    lane->operations += end - lane->tail;
+    atomic_fetch_sub_explicit(&lane->rail->in_flight, end - lane->tail, memory_order_relaxed);
+    for (; lane->tail < end; lane->tail++) {
+        struct tn_verbs_slot *slot = &lane->slots[lane->tail & (lane->depth - 1)];
+        lane->in_flight -= slot->piece.length;
+        lane->bytes += slot->piece.length;
+        if (slot->note >= 0) {
+            tn_verbs_ring_acknowledged(lane->link, slot->note);
             continue;
         }
+        slot->transfer->held--;
         if (slot->transfer != transfer) {
             if (count)
                 tn_piece_done(transfer, count);
@@ -239,4 +325,50 @@ void tn_verbs_retire(struct tn_verbs_connection *connection, uint64_t end)
     }
     if (count)
         tn_piece_done(transfer, count);
+}
+
+/* ---- transfers ------------------------------------------------------------------------------- */
+
+void tn_verbs_enqueue(struct tn_verbs_link *link, struct tn_transfer *transfer)
+{
+    if (!tn_list_empty(&transfer->node))
+        return;
+    transfer->scratch = link;
+    tn_transfer_reference(transfer);
+    tn_list_append(&link->queue, &transfer->node);
+}
+
+void tn_verbs_start(void *object, struct tn_transfer *transfer)
+{
+    struct tn_verbs_link *link = object;
+    tn_transfer_set_path(transfer, "rc");
+    transfer->lanes = find_lanes(link, transfer, NULL, 0);
+    transfer->held = 0;
+    pthread_mutex_lock(&link->lock);
+    if (link->closed) {
+        tn_transfer_fail(transfer, link->closed, 0, 0, "%s", link->text);
+    } else {
+        tn_verbs_enqueue(link, transfer);
+        tn_verbs_pump(link);
+        bool first = !atomic_exchange(&link->wanted, true);
+        if (first || (!tn_list_empty(&link->queue) && !atomic_load(&link->ready)))
+            tn_verbs_tick_soon(link);
+    }
+    pthread_mutex_unlock(&link->lock);
+}
+
+/* What is posted ends by itself, and what was lost when the peer has fenced it. The transfer may
+ * have gone to another link meanwhile, whose lists are not ours to touch: `scratch` tells. */
+void tn_verbs_cancel(void *object, struct tn_transfer *transfer)
+{
+    struct tn_verbs_link *link = object;
+    pthread_mutex_lock(&link->lock);
+    if (transfer->scratch == link && !tn_list_empty(&transfer->node)) {
+        tn_list_remove(&transfer->node);
+        if (transfer->notifying)
+            tn_notify_done(transfer);
+        else
+            tn_transfer_unreference(transfer);
+    }
+    pthread_mutex_unlock(&link->lock);
 }

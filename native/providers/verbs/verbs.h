@@ -1,9 +1,14 @@
 /* The verbs provider's own structures. One struct tn_verbs per engine, a rail per device port, a
- * connection (one reliable queue pair and its notification ring) per peer and rail.
+ * link per peer, and in it lanes: each one reliable queue pair between a rail here and a rail
+ * there.
  *
- * Locks: rail.poll_lock > connection.lock > transfer.lock. poll_lock is held by the one thread that
- * reaps a rail, so that the completions of a queue pair are handled in the order in which they
- * came, and by whoever changes the rail's tables.
+ * Locks: rail.poll_lock > link.lock > transfer.lock; verbs.links_lock > link.lock; link.inbox_lock
+ * is a leaf. poll_lock is held by the one thread that reaps a rail, so that the completions of a
+ * queue pair are handled in the order in which they came, and by whoever changes the rail's tables.
+ *
+ * Who does what: transfers are started, pulled and completed by any thread, under link.lock. Lanes
+ * are opened, dropped and talked about with the peer only by the driving thread, in the link's tick
+ * (recover.c), which holds no lock while it calls the kernel.
  */
 #ifndef TN_PROVIDERS_VERBS_VERBS_H
 #define TN_PROVIDERS_VERBS_VERBS_H
@@ -17,18 +22,20 @@
 #include "dl/verbs_dl.h"
 #include "providers/provider.h"
 #include "providers/transfer.h"
+#include "providers/verbs/exchange.h"
 
-/* Work requests per doorbell. Each connection keeps this many built requests (about 6 KiB). */
+/* Work requests per doorbell. Each lane that was ever open keeps this many built requests (about
+ * 5 KiB). */
 #define TN_VERBS_CHAIN 32
 /* At least every so many requests one asks for a completion: a send queue whose entries nobody
  * signalled can never be found to have room again. */
 #define TN_VERBS_SIGNAL_EVERY 16
-/* Notifications of one connection on their way at once. */
+/* Notifications of one link on their way at once. */
 #define TN_VERBS_STAGED 16
-/* Completion queues double in size, so this many hold any number of connections. */
+/* Completion queues double in size, so this many hold any number of lanes. */
 #define TN_VERBS_MAX_CQS 12
 #define TN_VERBS_FIRST_CQ 4096
-#define TN_VERBS_MAX_CONNECTIONS 65536
+#define TN_VERBS_MAX_ENTRIES 65536
 #define TN_VERBS_REAP 32
 /* Before a thread sleeps while requests are in flight it looks so long for their completions: about
  * what a wake-up through the kernel costs. */
@@ -49,20 +56,20 @@ _Static_assert(sizeof(struct tn_verbs_note) == 16 + TN_MAX_NOTIFY, "two engines 
 struct tn_verbs_cq {
     struct ibv_cq *cq;
     uint32_t capacity;
-    uint32_t reserved; /* entries that the connections on it can fill at most: it cannot overflow */
+    uint32_t reserved; /* entries that the lanes on it can fill at most: it cannot overflow */
     uint32_t events;   /* taken and not acknowledged */
     bool armed;        /* it will raise an event, or has raised one that was not taken */
 };
 
 struct tn_verbs_entry {
-    struct tn_verbs_connection *connection;
-    uint16_t generation; /* of the entry: a late completion of a former connection is recognised */
+    struct tn_verbs_lane *lane;
+    uint16_t generation; /* of the entry: a late completion of a former queue pair is recognised */
 };
 
 struct tn_verbs_rail {
     struct tn_watch watch; /* the completion channel */
-    /* The provider's and one per connection: a peer, and with it its connection, may be let go
-     * after the engine. */
+    /* The provider's and one per lane: a peer, and with it its link, may be let go after the
+     * engine. */
     _Atomic uint32_t references;
     struct tn_verbs *verbs;
     const struct tn_verbs_lib *lib;
@@ -77,7 +84,7 @@ struct tn_verbs_rail {
     struct ibv_pd *pd;
     struct ibv_comp_channel *channel;
 
-    _Atomic uint64_t in_flight; /* requests of all connections */
+    _Atomic uint64_t in_flight; /* requests of all lanes */
     _Atomic bool strict;        /* it has refused relaxed ordering */
 
     pthread_mutex_t poll_lock; /* all below */
@@ -98,6 +105,8 @@ struct tn_verbs {
     _Atomic uint64_t registrations;
     uint64_t span_bytes; /* larger regions are registered in parts of this size */
     uint32_t threads;    /* that register parts at once */
+    pthread_mutex_t links_lock;
+    struct tn_list links;
 };
 
 /* Memory to be registered at once. */
@@ -126,66 +135,115 @@ struct tn_verbs_registration {
 
 /* One posted work request. */
 struct tn_verbs_slot {
-    struct tn_transfer *transfer;
-    uint64_t bytes;
-    int32_t staged; /* index of its staged notification, or -1 for data */
+    struct tn_transfer *transfer; /* of a piece */
+    int32_t note;                 /* index of the staged notification, or -1 for a piece */
+    struct tn_piece piece;
 };
 
-enum tn_verbs_state {
-    TN_VERBS_NEW, /* the queue pair exists, the peer is not known */
-    TN_VERBS_READY,
-    TN_VERBS_BROKEN, /* the queue pair is in its error state; what was posted comes back flushed */
-    TN_VERBS_CLOSED, /* no queue pair any more */
+/* What tn_verbs_classify makes of a work completion. */
+enum tn_verbs_fault {
+    TN_VERBS_OF_REQUEST, /* the request's own: it fails, all others are moved again */
+    TN_VERBS_OF_ACCESS,  /* as that; but the peer is asked what was wrong */
+    TN_VERBS_OF_PATH,    /* nobody's: all are moved again */
+    TN_VERBS_OF_FLUSH,   /* an echo of something else */
 };
 
-struct tn_verbs_connection {
+struct tn_verbs_lane {
+    struct tn_verbs_link *link;
     struct tn_verbs_rail *rail;
+    uint32_t number; /* in its link, and at the peer */
+    uint32_t remote_rail;
+
+    /* The driver's own. */
+    struct tn_verbs_exchange exchange;
     struct tn_verbs_cq *cq;
     uint32_t index; /* in rail.entries */
     uint16_t generation;
-    uint32_t depth;
-    uint32_t signal_every;
-    uint32_t inline_bytes; /* what the device granted */
+    bool entered;
+    uint64_t broken_at; /* since when the queue pair is being drained */
+    uint64_t retry_at;
+    uint64_t lost_epoch; /* of the queue pair that [tail, posted) were on, if they are `lost` */
+    uint32_t depth, signal_every, inline_bytes; /* the last is what the device granted */
+    uint32_t sequence;                          /* of our first packet */
 
-    pthread_mutex_t lock; /* all below, but state may be read without it */
-    _Atomic uint32_t state;
-    struct ibv_qp *qp;
-    struct tn_peer *peer;
-    uint32_t sequence;    /* of our first packet */
-    uint32_t remote_rail; /* which of a handle's rkeys is for this connection */
-    int32_t cause;        /* status of what broke or closed it */
-    bool closing; /* the cause is for every transfer, rather than for the first and TN_FLUSHED for
-                     the others */
-    char text[TN_TEXT_BYTES];
-
-    /* The send queue: requests [tail, posted) are in flight, [posted, head) are built and wait for
-     * room. */
+    /* Under link.lock. */
+    struct ibv_qp *qp;        /* NULL: none */
+    bool broken;              /* the queue pair is in its error state, and is to be dropped */
+    bool drained;             /* as it is broken: the last request has come back */
+    bool full;                /* the device took no more: until a request comes back */
+    bool lost;                /* [tail, posted) were on a queue pair that is gone */
+    uint32_t failures;        /* of the path, since a request last succeeded */
+    char text[TN_TEXT_BYTES]; /* why it last failed */
+    uint32_t peer_ring_rkey;
+    /* The send queue: requests [tail, posted) are in flight, or, without a queue pair, of unknown
+     * fate; [posted, head) are built and wait for room. */
     uint64_t tail, posted, head;
     uint64_t signalled; /* one past the last request in flight that asks for a completion */
-    uint64_t in_flight; /* bytes */
-    struct tn_verbs_slot *slots;
-    struct ibv_send_wr requests[TN_VERBS_CHAIN];
-    struct ibv_sge sges[TN_VERBS_CHAIN];
+    uint64_t in_flight; /* bytes of [tail, head) */
+    struct tn_verbs_slot *slots; /* with the next two in one allocation, made at first use */
+    struct ibv_send_wr *requests;
+    struct ibv_sge *sges;
+    uint64_t operations, bytes, retries, reconnects, errors;
+};
+
+/* A notification from its sequence number until the peer's device has acknowledged it. It outlives
+ * a transfer that was given up: without it the peer would wait for that number for ever. */
+struct tn_verbs_staged {
+    struct tn_transfer *transfer; /* NULL: nobody waits for it */
+    uint32_t sequence;
+    bool used, posted;
+};
+
+/* A request that the peer's device refused: its transfer fails when the peer has told why. */
+struct tn_verbs_suspect {
+    struct tn_transfer *transfer; /* NULL: unused */
+    uint32_t error, vendor;
+    char text[TN_TEXT_BYTES];
+};
+#define TN_VERBS_SUSPECTS 16
+
+struct tn_verbs_link {
+    struct tn_verbs *verbs;
+    struct tn_host *host;
+    struct tn_list node;  /* in verbs.links */
+    struct tn_peer *peer; /* NULL: not attached */
+    uint64_t recovery_ns;
+    uint32_t n_lanes;
+
+    pthread_mutex_t inbox_lock;
+    struct tn_list inbox; /* messages of the peer */
+    uint32_t inbox_count;
+    struct tn_list pending; /* the same, taken in by the driver */
+
+    _Atomic uint32_t
+        ready; /* bit mask of the lanes that may be posted to; changed under the lock */
+    _Atomic uint32_t
+        trouble; /* no request has succeeded since a lane failed and no other was ready */
+    /* Lanes are opened, and opened again, from the first transfer or message on. */
+    _Atomic bool wanted;
+    pthread_mutex_t lock;     /* all below */
+    int32_t closed;           /* status that closed it, 0 while it lives */
+    char text[TN_TEXT_BYTES]; /* of what closed it, or of the last failure of a path */
+    uint64_t trouble_since;
     struct tn_list queue;    /* transfers with pieces to pull; a reference is held */
     struct tn_list notifies; /* transfers whose notification waits for room; no reference: they
                                 cannot be quiet */
+    struct tn_verbs_suspect suspects[TN_VERBS_SUSPECTS];
 
-    /* Notifications out. */
-    struct tn_verbs_note *staged;
-    struct ibv_mr *staged_mr;
-    uint32_t staged_free; /* bit mask */
-    uint64_t peer_ring;
-    uint32_t peer_ring_rkey;
-    uint32_t peer_ring_slots;
-    uint32_t peer_ring_next;
-
-    /* Notifications in. */
-    struct tn_verbs_note *ring;
-    struct ibv_mr *ring_mr;
+    /* Notifications. The memory is made, and registered on a rail, when the first lane needs it. */
+    struct tn_verbs_note *ring; /* in; `staged_notes` follow in the same mapping */
+    struct tn_verbs_note *staged_notes;
+    size_t ring_bytes;
+    struct ibv_mr *ring_mrs[TN_MAX_RAILS], *staged_mrs[TN_MAX_RAILS];
     uint32_t ring_slots;
-    uint32_t ring_next;
-    uint32_t early;    /* came before the peer was attached */
-    size_t ring_bytes; /* of the mapping, which `staged` ends */
+    uint32_t *arrived;  /* by slot: bytes written there by the device and not handed on; 0: none */
+    uint32_t next_in;   /* sequence number that is handed on next */
+    uint32_t next_out;  /* that is given next */
+    uint64_t peer_ring; /* address, and slots: of the peer's; 0 until a lane was open */
+    uint32_t peer_slots;
+    struct tn_verbs_staged staged[TN_VERBS_STAGED];
+
+    struct tn_verbs_lane lanes[]; /* n_lanes */
 };
 
 /* ports.c */
@@ -201,6 +259,7 @@ tn_verbs_mtu_code(uint32_t bytes); /* the largest that does not exceed it; 0 bel
 int tn_verbs_errno(int returned);
 
 /* rail.c */
+void tn_verbs_unreference(struct tn_verbs *verbs);
 void tn_verbs_rail_unreference(struct tn_verbs_rail *rail);
 
 /* cq.c */
@@ -253,43 +312,71 @@ bool tn_verbs_deregister(struct tn_verbs_rail *rail,
 int tn_verbs_refused(struct tn_verbs_rail *rail, const struct tn_verbs_memory *memory, int error);
 
 /* qp.c */
-int tn_verbs_qp_open(struct tn_verbs_connection *connection);
-int tn_verbs_qp_connect(struct tn_verbs_connection *connection, const struct tn_verbs_offer *offer);
-void tn_verbs_qp_to_error(struct tn_verbs_connection *connection);
+int tn_verbs_qp_open(struct tn_verbs_lane *lane, struct ibv_qp **out);
+int tn_verbs_qp_connect(struct tn_verbs_lane *lane, struct ibv_qp *qp,
+                        const struct tn_verbs_offer *offer);
+void tn_verbs_qp_to_error(struct tn_verbs_lane *lane); /* lock held */
 
-/* ring.c; the connection's lock is held but for open and free */
-int tn_verbs_ring_open(struct tn_verbs_connection *connection);
-void tn_verbs_ring_free(struct tn_verbs_connection *connection);
-int tn_verbs_ring_post(struct tn_verbs_connection *connection,
+/* lane.c; driver only, the link's lock is not held */
+int tn_verbs_lane_open(struct tn_verbs_lane *lane); /* up to a queue pair that waits for the peer */
+void tn_verbs_lane_offer(struct tn_verbs_lane *lane, struct tn_verbs_offer *out);
+int tn_verbs_lane_connect(struct tn_verbs_lane *lane, const struct tn_verbs_offer *offer);
+/* Whether the device has given everything back. */
+bool tn_verbs_lane_drained(struct tn_verbs_lane *lane);
+/* Destroys the queue pair: the device touches no memory on its account any more. */
+void tn_verbs_lane_drop(struct tn_verbs_lane *lane);
+void tn_verbs_lane_free(struct tn_verbs_lane *lane);
+
+/* ring.c; the link's lock is held but for open and free */
+int tn_verbs_ring_open(struct tn_verbs_link *link, struct tn_verbs_rail *rail);
+void tn_verbs_ring_free(struct tn_verbs_link *link);
+int tn_verbs_ring_post(struct tn_verbs_lane *lane, struct ibv_qp *qp,
                        uint32_t count); /* receive requests */
-void tn_verbs_ring_received(struct tn_verbs_connection *connection, const struct ibv_wc *wc);
-void tn_verbs_ring_attached(struct tn_verbs_connection *connection);
-void tn_verbs_ring_build(struct tn_verbs_connection *connection, struct tn_transfer *transfer);
+void tn_verbs_ring_received(struct tn_verbs_lane *lane, const struct ibv_wc *wc);
+/* Gives waiting notifications numbers, and puts those that are not on their way onto a lane. */
+void tn_verbs_ring_send(struct tn_verbs_link *link);
+void tn_verbs_ring_acknowledged(struct tn_verbs_link *link, int32_t index);
 void tn_verbs_notify(void *link, struct tn_transfer *transfer);
 
-/* send.c */
+/* send.c; lock held but for accepts, start, cancel */
 int tn_verbs_accepts(void *link, const struct tn_transfer *transfer, char *why, size_t capacity);
 void tn_verbs_start(void *link, struct tn_transfer *transfer);
-void tn_verbs_pump(struct tn_verbs_connection *connection); /* lock held */
-struct ibv_send_wr *tn_verbs_build(struct tn_verbs_connection *connection,
-                                   const struct tn_verbs_slot *slot);
-void tn_verbs_retire(struct tn_verbs_connection *connection,
-                     uint64_t end); /* lock held: requests before `end` are over */
-uint64_t tn_verbs_wr_id(const struct tn_verbs_connection *connection, bool receive,
-                        uint64_t position);
+void tn_verbs_cancel(void *link, struct tn_transfer *transfer);
+void tn_verbs_enqueue(struct tn_verbs_link *link, struct tn_transfer *transfer);
+void tn_verbs_pump(struct tn_verbs_link *link);
+uint32_t tn_verbs_room(const struct tn_verbs_lane *lane); /* requests that can be built */
+struct tn_verbs_lane *tn_verbs_pick(struct tn_verbs_link *link, uint32_t lanes);
+struct ibv_send_wr *tn_verbs_build(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot);
+void tn_verbs_retire(struct tn_verbs_lane *lane,
+                     uint64_t end); /* requests before `end` have succeeded */
+uint64_t tn_verbs_wr_id(const struct tn_verbs_lane *lane, bool receive, uint64_t position);
 
 /* fail.c; lock held */
-void tn_verbs_complete(struct tn_verbs_connection *connection, const struct ibv_wc *wc);
-void tn_verbs_break(struct tn_verbs_connection *connection, int status, const char *format, ...)
+void tn_verbs_complete(struct tn_verbs_lane *lane, const struct ibv_wc *wc);
+/* The lane goes out of use, and its queue pair into the error state; it is dropped, and opened
+ * again, by the next tick. `path`: the path is to blame, so that trying again at once would not
+ * help. */
+void tn_verbs_break(struct tn_verbs_lane *lane, bool path, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* The connection ends, with `status` for every transfer on it. */
-void tn_verbs_shut(struct tn_verbs_connection *connection, int status, const char *text);
-/* Its queue pair was destroyed: what the device never gave back has failed. */
-void tn_verbs_abandon(struct tn_verbs_connection *connection);
-/* As the connection is broken or closing: the transfer ends with what that means for it. */
-void tn_verbs_fail_transfer(struct tn_verbs_connection *connection, struct tn_transfer *transfer);
+/* The lane has no queue pair, and neither has the peer: what was in flight is moved again. */
+void tn_verbs_replay(struct tn_verbs_lane *lane);
+/* As that, but the link is closed: everything in flight ends with what closed it. */
+void tn_verbs_abandon(struct tn_verbs_lane *lane);
+/* The link is closed: gives up what waits. */
+void tn_verbs_fail_waiting(struct tn_verbs_link *link);
+void tn_verbs_verdict(struct tn_verbs_link *link, uint32_t suspect, int status);
 
-/* connection.c */
+/* recover.c */
+void tn_verbs_message(void *link, const void *bytes, size_t length);
+uint64_t tn_verbs_tick(void *link, uint64_t now);
+void tn_verbs_inbox_free(struct tn_verbs_link *link);
+void tn_verbs_tick_soon(struct tn_verbs_link *link); /* with or without the lock */
+
+/* wait.c; lock held: what becomes of transfers that wait while no lane works. */
+void tn_verbs_trouble(struct tn_verbs_link *link, const char *text);
+uint64_t tn_verbs_wait(struct tn_verbs_link *link, uint64_t now); /* when to look again */
+
+/* link.c */
 extern const struct tn_link_ops tn_verbs_link_ops;
 
 /* A completion carries: entry 16 bits, generation 16, receive 1, position 31. */

@@ -129,7 +129,7 @@ def test_transfers_with_registered_local_memory(engine):
     """What an engine with RDMA does; here shm carries it."""
     core = engine._core
     core.cache = LocalCache(core.regions)
-    core.registrar = lambda owner: core.cache.register  # type: ignore[method-assign]
+    core.registrar = lambda owner, provider=None: core.cache.register  # type: ignore[method-assign]
     with Engine() as far, far.register(torch.arange(100)) as region:
         for into in (torch.zeros(100, dtype=torch.int64), np.zeros(100, np.int64), bytearray(800)):
             for _ in range(3):

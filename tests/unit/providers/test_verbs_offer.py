@@ -9,34 +9,41 @@ from hypothesis import strategies as st
 
 from transport.config import Settings
 from transport.errors import PeerRefused
-from transport.ffi import ffi
 from transport.providers.base import Provider
 from transport.providers.verbs import PROVIDER
-from transport.providers.verbs.provider import _encode, _Facts, _native_offer
+from transport.providers.verbs.provider import _checked, _encode, _Offer
+from transport.providers.verbs.rails import RailFacts
 
-GOOD = _Facts(bytes(range(16)), 1 << 47, 5, 64, 17, 99, 0, 4096, 0, 2, 16, 16)
+RAIL = RailFacts(0, "mlx5_0:1", bytes(range(16)), 64, 0, True, 2, 4096, 12.5, 0)
+GOOD = _Offer(1, 2, [RAIL])
 
 
 def test_there_and_back() -> None:
-    native = _native_offer(_encode(GOOD))
-    assert bytes(ffi.buffer(native.gid)) == GOOD.gid
-    for name in _Facts.__struct_fields__[1:]:
-        assert getattr(native, name) == getattr(GOOD, name)
+    assert _checked(_encode(GOOD)) == GOOD
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"gid": b"short"}, {"queue_pair": 1 << 32}, {"mtu": -1}, {"ring_address": -5}],
+    [{"revision": 2}, {"qps": 0}, {"qps": 33}, {"rails": [RAIL, RAIL]}, {"rails": [RAIL] * 9}],
 )
 def test_out_of_range(change: dict[str, object]) -> None:
     with pytest.raises(PeerRefused):
-        _native_offer(_encode(msgspec.structs.replace(GOOD, **change)))
+        _checked(_encode(msgspec.structs.replace(GOOD, **change)))
+
+
+@pytest.mark.parametrize(
+    "change", [{"gid": b"short"}, {"number": 8}, {"mtu": -1}, {"numa": -2}, {"prefix": 129}]
+)
+def test_rails_out_of_range(change: dict[str, object]) -> None:
+    bad = msgspec.structs.replace(RAIL, **change)
+    with pytest.raises(PeerRefused):
+        _checked(_encode(msgspec.structs.replace(GOOD, rails=[bad])))
 
 
 @given(st.binary(max_size=200))
 def test_nonsense_is_refused(data: bytes) -> None:
     with pytest.raises(PeerRefused):
-        _native_offer(data)
+        _checked(data)
 
 
 def test_absence_is_a_reason() -> None:

@@ -1,16 +1,16 @@
-"""The verbs provider: one rail per engine, one reliable queue pair per peer on another host."""
+"""The verbs provider: an engine's rails, and for each peer lanes between its rails and ours."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from transport.errors import PeerRefused, TransportError, Unavailable
 from transport.ffi import check, ffi, lib, text
 from transport.memory.registering import Manner
-from transport.providers.verbs import devices
+from transport.providers.verbs import devices, rails
 from transport.providers.verbs.adopt import Context, adopt
 from transport.providers.verbs.options import rail_options
 from transport.types import LinkFacts, Offer, Viability
@@ -21,94 +21,98 @@ if TYPE_CHECKING:
     from transport.config import Settings
     from transport.ffi import NativeEngine, NativePeer
 
-_GID_BYTES = 16
 _REASON_BYTES = 512
 
 
-class _Facts(msgspec.Struct, frozen=True, array_like=True):
-    """struct tn_verbs_offer on the wire; the names are C's."""
-
-    gid: bytes
-    ring_address: int
-    ring_rkey: int
-    ring_slots: int
-    queue_pair: int
-    sequence: int
-    lid: int
-    mtu: int
-    rail: int
-    link_layer: int
-    reads_in: int
-    reads_out: int
+_REVISION = 1
+_MAX_LANES = 32
 
 
-_NUMBERS = tuple(name for name in _Facts.__struct_fields__ if name != "gid")
+class _Offer(msgspec.Struct, frozen=True, array_like=True):
+    """What two engines tell each other; decoding checks every range."""
+
+    revision: Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+    qps: Annotated[int, msgspec.Meta(ge=1, le=_MAX_LANES)]
+    rails: rails.Rails
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Facts).decode
+_decode = msgspec.msgpack.Decoder(_Offer).decode
 
 
-def _native_offer(data: bytes) -> Any:
-    """Checks what came from the peer as far as types go; C checks what the numbers mean."""
+def _checked(data: bytes) -> _Offer:
     try:
-        facts = _decode(data)
-    except msgspec.MsgspecError:
-        raise PeerRefused("the peer's verbs offer is not one of this protocol") from None
-    if len(facts.gid) != _GID_BYTES:
-        raise PeerRefused("the peer's verbs offer has no GID")
-    native = ffi.new("struct tn_verbs_offer *")
-    ffi.memmove(native.gid, facts.gid, _GID_BYTES)
-    try:
-        for name in _NUMBERS:
-            setattr(native, name, getattr(facts, name))
-    except OverflowError:
-        raise PeerRefused("the peer's verbs offer has numbers out of range") from None
-    return native
+        offer = _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        text = f"the peer's verbs offer is not one of this protocol ({error})"
+        raise PeerRefused(text) from None
+    if offer.revision != _REVISION:
+        raise PeerRefused(f"the peer speaks revision {offer.revision} of verbs, not {_REVISION}")
+    rails.checked(offer.rails)
+    return offer
 
 
 class VerbsConnection:
-    """One peer, being connected: a queue pair that waits for the other side's numbers."""
+    """One peer, being connected: which lanes there will be. They open when first used."""
 
-    def __init__(self, rail: Any) -> None:
-        out = ffi.new("struct tn_verbs_connection **")
-        check(lib.tn_verbs_connection_open(rail, out))
-        self._pointer = out[0]
+    def __init__(self, endpoint: VerbsEndpoint) -> None:
+        self._endpoint = endpoint
+        self._pointer: Any = ffi.NULL
 
     def offer(self) -> Offer:
-        native = ffi.new("struct tn_verbs_offer *")
-        lib.tn_verbs_connection_offer(self._pointer, native)
-        numbers = {name: getattr(native, name) for name in _NUMBERS}
-        return Offer(_encode(_Facts(gid=bytes(ffi.buffer(native.gid)), **numbers)))
+        return Offer(_encode(self._endpoint.offer))
 
     def accept(self, offer: Offer, facts: LinkFacts) -> None:
-        check(lib.tn_verbs_connection_accept(self._pointer, _native_offer(offer.data)))
+        ours, theirs = self._endpoint.offer, _checked(offer.data)
+        lower, higher = (ours, theirs) if facts.initiator else (theirs, ours)
+        lanes = rails.match(lower.rails, higher.rails, min(ours.qps, theirs.qps))
+        if not lanes:
+            raise PeerRefused(rails.mismatch(lower.rails, higher.rails))
+        self._open(lanes, facts.initiator)
+
+    def _open(self, lanes: list[tuple[int, int]], initiator: bool) -> None:
+        options = ffi.new("struct tn_verbs_link_options *")
+        options.is_proposer = initiator
+        options.n_lanes = len(lanes)
+        for number, (lower, higher) in enumerate(lanes):
+            options.rails[number] = lower if initiator else higher
+            options.remote_rails[number] = higher if initiator else lower
+        options.recovery_ns = int(self._endpoint.recovery * 1e9)
+        out = ffi.new("struct tn_verbs_link **")
+        check(lib.tn_verbs_link_open(self._endpoint.native, options, out))
+        self._pointer = out[0]
 
     def attach(self, peer: NativePeer) -> None:
-        check(lib.tn_verbs_connection_attach(self._pointer, peer.pointer))
+        check(lib.tn_verbs_link_attach(self._pointer, peer.pointer))
         self._pointer = ffi.NULL  # the peer's from now on
 
     def close(self) -> None:
         pointer, self._pointer = self._pointer, ffi.NULL
         if pointer:
-            lib.tn_verbs_connection_close(pointer)
+            lib.tn_verbs_link_close(pointer)
 
 
 class VerbsEndpoint:
-    """One engine's rail."""
+    """One engine's rails: the place in the list is the number in C."""
 
-    def __init__(self, rail: devices.Rail, native_rail: Any, owners: Any = None) -> None:
-        self.rail = rail
-        self._owners = owners  # of adopted contexts: they must not go before the rail
-        self._native_rail = native_rail
+    def __init__(
+        self, native: Any, opened: list[devices.Rail], settings: Settings, owners: Any = None
+    ) -> None:
+        self.native = native  # struct tn_verbs *
+        self.rails = opened
+        self.recovery = settings.verbs_recovery
+        self._owners = owners  # of adopted contexts: they must not go before the rails
+        facts = [rail.offer(number) for number, rail in enumerate(opened)]
+        self.offer = _Offer(_REVISION, settings.verbs_qps_per_peer, facts)
 
     def connection(self, facts: LinkFacts) -> VerbsConnection | None:
-        # Over a unix socket the memory itself is within reach: no need for the NIC.
-        return None if facts.is_unix else VerbsConnection(self._native_rail)
+        return VerbsConnection(self)
 
     def describe(self) -> str:
-        return f"verbs: {self.rail}"
+        return f"verbs: {', '.join(map(str, self.rails))}"
 
     def close(self) -> None:
-        pass  # the rail closes with the native engine
+        pass  # the rails close with the native engine
 
 
 def _reasons(refused: dict[str, str]) -> str:
@@ -147,36 +151,39 @@ class VerbsProvider:
         if lib.tn_verbs_probe(library, reason, _REASON_BYTES) < 0:
             return Viability(False, text(reason), "`transport doctor` tells what this host has")
         try:
-            rails, refused = self._discover(settings)
+            found, refused = self._discover(settings)
         except TransportError as error:
             return Viability(False, str(error))
-        if not rails:
+        if not found:
             return Viability(False, f"no RDMA port can be used: {_reasons(refused)}")
-        return Viability(True, f"{text(reason)}; the best port is {rails[0]}")
+        return Viability(True, f"{text(reason)}; the best port is {found[0]}")
 
     def open(self, engine: NativeEngine, settings: Settings) -> VerbsEndpoint:
-        rails, refused = self._discover(settings)
-        if not rails:
+        found, refused = self._discover(settings)
+        if not found:
             raise Unavailable(f"no RDMA port can be used: {_reasons(refused)}")
         out = ffi.new("struct tn_verbs **")
         library = settings.verbs_lib.encode() if settings.verbs_lib else ffi.NULL
         check(lib.tn_verbs_open(engine.pointer, library, out))
         threads = Manner(settings.register_threads).workers()
         check(lib.tn_verbs_split_regions(out[0], settings.verbs_region_bytes, threads))
-        for rail in rails:
+        opened: list[devices.Rail] = []
+        for rail in found:
+            if len(opened) == settings.verbs_rails:
+                break
             try:
-                context = self._contexts.get(rail.facts.device, 0)
-                opened = _open_rail(out[0], rail, settings, context)
-                return VerbsEndpoint(rail, opened, self._owners)
+                _open_rail(out[0], rail, settings, self._contexts.get(rail.facts.device, 0))
+                opened.append(rail)
             except TransportError as error:
                 refused[rail.name] = str(error)
-        raise Unavailable(f"no RDMA port can be opened: {_reasons(refused)}")
+        if not opened:
+            raise Unavailable(f"no RDMA port can be opened: {_reasons(refused)}")
+        return VerbsEndpoint(out[0], opened, settings, self._owners)
 
 
-def _open_rail(verbs: Any, rail: devices.Rail, settings: Settings, context: int) -> Any:
+def _open_rail(verbs: Any, rail: devices.Rail, settings: Settings, context: int) -> None:
     out = ffi.new("struct tn_verbs_rail **")
     check(lib.tn_verbs_rail_open(verbs, rail_options(rail, settings, context), out))
-    return out[0]
 
 
 PROVIDER = VerbsProvider()

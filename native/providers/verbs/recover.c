@@ -1,0 +1,359 @@
+/* A link's moments on the driving thread: lanes are opened, dropped and opened again, and the peer
+ * is heard. No lock is held while the kernel is called. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "providers/verbs/verbs.h"
+
+#define INBOX 1024 /* messages: an honest peer has a few per lane */
+/* After this long a queue pair that should give back its requests is destroyed all the same. */
+#define DRAIN_NS 50000000u
+#define DRAIN_LOOK_NS 500000u
+#define RETRY_FIRST_NS 10000000u
+#define RETRY_LAST_NS 5000000000u
+#define RETRY_DOUBLINGS 9
+
+struct letter {
+    struct tn_list node;
+    struct tn_verbs_message message;
+};
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+void tn_verbs_tick_soon(struct tn_verbs_link *link)
+{
+    if (link->peer)
+        link->host->tick_soon(link->host, link->peer);
+}
+
+static void accuse(struct tn_verbs_link *link, const char *text)
+{
+    link->host->peer_down(link->host, link->peer, TN_PROTOCOL, text);
+}
+
+void tn_verbs_message(void *object, const void *bytes, size_t length)
+{
+    struct tn_verbs_link *link = object;
+    struct letter *letter = length == sizeof(letter->message) ? malloc(sizeof(*letter)) : NULL;
+    if (!letter) {
+        accuse(link, length == sizeof(letter->message)
+                         ? "no memory for a message about queue pairs"
+                         : "the peer sent a message about queue pairs of another length");
+        return;
+    }
+    memcpy(&letter->message, bytes, length);
+    pthread_mutex_lock(&link->inbox_lock);
+    bool room = link->inbox_count < INBOX;
+    if (room) {
+        link->inbox_count++;
+        tn_list_append(&link->inbox, &letter->node);
+    }
+    pthread_mutex_unlock(&link->inbox_lock);
+    if (!room) {
+        free(letter);
+        accuse(link, "the peer floods the link with messages about queue pairs");
+        return;
+    }
+    tn_verbs_tick_soon(link);
+}
+
+void tn_verbs_inbox_free(struct tn_verbs_link *link)
+{
+    struct tn_list *node;
+    tn_list_splice(&link->pending, &link->inbox);
+    while ((node = tn_list_take_first(&link->pending)))
+        free(tn_container(node, struct letter, node));
+}
+
+static void send(struct tn_verbs_link *link, const struct tn_verbs_message *message)
+{
+    if (link->host->send_link(link->host, link->peer, TN_PROVIDER_VERBS, message,
+                              sizeof(*message)) == TN_AGAIN)
+        accuse(link, "the peer takes no more messages about queue pairs");
+}
+
+static void say(struct tn_verbs_lane *lane, enum tn_verbs_kind kind, int status, const char *text)
+{
+    struct tn_verbs_message message = {
+        .kind = kind, .lane = lane->number, .epoch = lane->exchange.epoch, .status = status};
+    if (status == TN_OK && (kind == TN_VERBS_OFFER || kind == TN_VERBS_ANSWER))
+        tn_verbs_lane_offer(lane, &message.offer);
+    snprintf(message.text, sizeof(message.text), "%s", text);
+    send(lane->link, &message);
+}
+
+/* The same look-up that serves the peer's requests on the stream. */
+static void answer_suspect(struct tn_verbs_link *link, const struct tn_verbs_message *asked)
+{
+    struct tn_region *region = NULL;
+    struct tn_verbs_message verdict = {.kind = TN_VERBS_VERDICT, .lane = asked->lane};
+    verdict.status =
+        tn_regions_acquire(link->host->regions, asked->region, asked->generation, asked->key,
+                           asked->offset, asked->length, asked->access, &region);
+    if (region)
+        tn_region_unuse(region);
+    send(link, &verdict);
+}
+
+/* ---- lanes ----------------------------------------------------------------------------------- */
+
+static void lock(struct tn_verbs_link *link)
+{
+    pthread_mutex_lock(&link->lock);
+}
+
+static void unlock(struct tn_verbs_link *link)
+{
+    pthread_mutex_unlock(&link->lock);
+}
+
+/* The longer the path has been failing, the later the next try. */
+static void set_pause(struct tn_verbs_lane *lane, uint64_t now)
+{
+    uint32_t doublings = lane->failures ? lane->failures - 1 : 0;
+    if (doublings > RETRY_DOUBLINGS)
+        doublings = RETRY_DOUBLINGS;
+    uint64_t pause = (uint64_t)RETRY_FIRST_NS << doublings;
+    lane->retry_at = now + (pause < RETRY_LAST_NS ? pause : RETRY_LAST_NS);
+}
+
+/* It could not be opened, or not on the other side: `text` says why. */
+static void failed(struct tn_verbs_lane *lane, const char *text, uint64_t now)
+{
+    lock(lane->link);
+    snprintf(lane->text, sizeof(lane->text), "%s", text);
+    lane->failures++;
+    tn_verbs_trouble(lane->link, text);
+    set_pause(lane, now);
+    unlock(lane->link);
+}
+
+/* The reason is the peer's text: cut, and without what a terminal would obey. */
+static void failed_there(struct tn_verbs_lane *lane, const struct tn_verbs_message *message,
+                         uint64_t now)
+{
+    char text[TN_TEXT_BYTES];
+    snprintf(text, sizeof(text), "the peer's end: %.*s", TN_VERBS_REASON, message->text);
+    for (char *at = text; *at; at++)
+        *at = *at < ' ' || *at > '~' ? '?' : *at;
+    failed(lane, text, now);
+}
+
+static void drop(struct tn_verbs_lane *lane)
+{
+    bool carried = lane->exchange.phase == TN_VERBS_READY;
+    tn_verbs_lane_drop(lane);
+    if (carried)
+        lane->lost_epoch = lane->exchange.epoch;
+}
+
+/* True when the lane has no queue pair any more; it is first stopped and given time to return what
+ * was posted, so that the first error is known and what has succeeded is not sent again. */
+static bool dropped(struct tn_verbs_lane *lane, uint64_t now)
+{
+    if (!lane->qp)
+        return true;
+    if (!lane->broken_at) {
+        lock(lane->link);
+        if (!lane->broken)
+            tn_verbs_break(lane, false, "the peer gave up its queue pair");
+        unlock(lane->link);
+        lane->broken_at = now;
+    }
+    if (!tn_verbs_lane_drained(lane) && now < lane->broken_at + DRAIN_NS)
+        return false;
+    drop(lane);
+    return true;
+}
+
+static void refuse(struct tn_verbs_lane *lane, enum tn_verbs_kind kind, int status, uint64_t now)
+{
+    char text[TN_TEXT_BYTES];
+    snprintf(text, sizeof(text), "%s", tn_last_error());
+    drop(lane);
+    tn_verbs_exchange_dropped(&lane->exchange);
+    failed(lane, text, now);
+    say(lane, kind, status < 0 ? status : TN_UNAVAILABLE, text);
+}
+
+static void be_ready(struct tn_verbs_lane *lane)
+{
+    struct tn_verbs_link *link = lane->link;
+    lock(link);
+    if (!lane->broken && !link->closed) {
+        lane->reconnects += lane->exchange.epoch > 1;
+        atomic_fetch_or(&link->ready, 1u << lane->number);
+        tn_verbs_pump(link);
+    }
+    unlock(link);
+}
+
+static void answer(struct tn_verbs_lane *lane, const struct tn_verbs_message *message, uint64_t now)
+{
+    int status = tn_verbs_lane_open(lane);
+    if (status == TN_OK)
+        status = tn_verbs_lane_connect(lane, &message->offer);
+    if (status == TN_OK)
+        say(lane, TN_VERBS_ANSWER, TN_OK, "");
+    else
+        refuse(lane, TN_VERBS_ANSWER, status, now);
+}
+
+static void connect(struct tn_verbs_lane *lane, const struct tn_verbs_message *message,
+                    uint64_t now)
+{
+    int status = lane->qp ? tn_verbs_lane_connect(lane, &message->offer)
+                          : tn_fail(TN_PEER_REFUSED, "the peer has answered no offer");
+    if (status != TN_OK) {
+        refuse(lane, TN_VERBS_CONFIRM, status, now);
+        return;
+    }
+    lane->exchange.phase = TN_VERBS_READY;
+    say(lane, TN_VERBS_CONFIRM, TN_OK, "");
+    be_ready(lane);
+}
+
+static void replay_if_fenced(struct tn_verbs_lane *lane, uint64_t now)
+{
+    if (!lane->lost || lane->exchange.fenced < lane->lost_epoch)
+        return;
+    lock(lane->link);
+    tn_verbs_replay(lane);
+    tn_verbs_wait(lane->link, now); /* who has waited for too long goes before a lane takes it */
+    unlock(lane->link);
+}
+
+static void take(struct tn_verbs_lane *lane, const struct tn_verbs_message *message, uint64_t now)
+{
+    enum tn_verbs_action action = tn_verbs_exchange_take(&lane->exchange, message);
+    atomic_store(&lane->link->wanted, true);
+    replay_if_fenced(lane, now);
+    switch (action) {
+    case TN_VERBS_OPEN:
+        answer(lane, message, now);
+        break;
+    case TN_VERBS_DECLINE:
+        say(lane, TN_VERBS_ANSWER, TN_UNAVAILABLE, "the other end declined");
+        failed_there(lane, message, now);
+        break;
+    case TN_VERBS_CONNECT:
+        connect(lane, message, now);
+        break;
+    case TN_VERBS_REPEAL:
+        say(lane, TN_VERBS_CONFIRM, TN_UNAVAILABLE, "the queue pair failed meanwhile");
+        break;
+    case TN_VERBS_BE_READY:
+        be_ready(lane);
+        break;
+    case TN_VERBS_DROP:
+        if (message->status < 0)
+            failed_there(lane, message, now);
+        break;
+    case TN_VERBS_VIOLATION:
+        accuse(lane->link, "the peer sent a message about queue pairs that is not due");
+        break;
+    case TN_VERBS_NOTHING:
+        break;
+    }
+}
+
+/* False: its lane's queue pair is still being drained, and the message has to wait. */
+static bool handle(struct tn_verbs_link *link, const struct tn_verbs_message *message, uint64_t now)
+{
+    if (message->kind == TN_VERBS_SUSPECT) {
+        answer_suspect(link, message);
+    } else if (message->kind == TN_VERBS_VERDICT) {
+        lock(link);
+        tn_verbs_verdict(link, message->lane, message->status);
+        unlock(link);
+    } else if (message->lane >= link->n_lanes) {
+        accuse(link, "the peer sent a message about a queue pair that does not exist");
+    } else {
+        struct tn_verbs_lane *lane = &link->lanes[message->lane];
+        if (tn_verbs_exchange_ends(&lane->exchange, message) && !dropped(lane, now))
+            return false;
+        take(lane, message, now);
+    }
+    return true;
+}
+
+/* True if one of them has to wait. */
+static bool hear(struct tn_verbs_link *link, uint64_t now)
+{
+    uint32_t waiting = 0;
+    pthread_mutex_lock(&link->inbox_lock);
+    tn_list_splice(&link->pending, &link->inbox);
+    pthread_mutex_unlock(&link->inbox_lock);
+    struct tn_list *next;
+    for (struct tn_list *node = link->pending.next; node != &link->pending; node = next) {
+        next = node->next;
+        struct letter *letter = tn_container(node, struct letter, node);
+        const struct tn_verbs_message *message = &letter->message;
+        bool of_lane = message->kind <= TN_VERBS_CONFIRM && message->lane < link->n_lanes;
+        if (of_lane && (waiting >> message->lane & 1))
+            continue;
+        if (!handle(link, message, now)) {
+            waiting |= 1u << message->lane;
+            continue;
+        }
+        tn_list_remove(node);
+        free(letter);
+        pthread_mutex_lock(&link->inbox_lock);
+        link->inbox_count--;
+        pthread_mutex_unlock(&link->inbox_lock);
+    }
+    return waiting != 0;
+}
+
+/* ---- what is due ----------------------------------------------------------------------------- */
+
+static void begin(struct tn_verbs_lane *lane, uint64_t now)
+{
+    enum tn_verbs_kind kind = tn_verbs_exchange_begin(&lane->exchange);
+    int status = kind == TN_VERBS_OFFER ? tn_verbs_lane_open(lane) : TN_OK;
+    if (status == TN_OK)
+        say(lane, kind, TN_OK, "");
+    else
+        refuse(lane, kind, status, now);
+}
+
+/* Brings one lane on its way; returns when to look again. */
+static uint64_t look_after(struct tn_verbs_lane *lane, uint64_t now)
+{
+    struct tn_verbs_link *link = lane->link;
+    lock(link);
+    bool broken = lane->broken, path = lane->failures > 0;
+    unlock(link);
+    bool wanted = atomic_load(&link->wanted);
+    if (broken && !dropped(lane, now))
+        return now + DRAIN_LOOK_NS;
+    if (broken) {
+        tn_verbs_exchange_dropped(&lane->exchange);
+        if (path)
+            set_pause(lane, now);
+    }
+    replay_if_fenced(lane, now);
+    bool asked = lane->exchange.asked;
+    if (lane->exchange.phase != TN_VERBS_IDLE || !(wanted || asked || lane->lost))
+        return UINT64_MAX;
+    if (now < lane->retry_at)
+        return lane->retry_at;
+    begin(lane, now);
+    return lane->exchange.phase == TN_VERBS_IDLE ? lane->retry_at : UINT64_MAX;
+}
+
+uint64_t tn_verbs_tick(void *object, uint64_t now)
+{
+    struct tn_verbs_link *link = object;
+    uint64_t next = hear(link, now) ? now + DRAIN_LOOK_NS : UINT64_MAX;
+    for (uint32_t i = 0; i < link->n_lanes; i++) {
+        uint64_t due = look_after(&link->lanes[i], now);
+        next = due < next ? due : next;
+    }
+    lock(link);
+    tn_verbs_pump(link);
+    uint64_t due = tn_verbs_wait(link, now);
+    unlock(link);
+    return due < next ? due : next;
+}

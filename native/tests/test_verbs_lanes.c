@@ -1,0 +1,234 @@
+/* Several lanes and rails to one peer, over the double of libibverbs: how work is spread, in which
+ * order notifications come, and what happens when lanes cannot be opened. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include "tests/verbs_end.h"
+
+#define MEMORY (8u * MIB)
+
+static char library[4096];
+static long (*ctl)(const char *name, long value);
+static long (*get)(const char *name);
+
+static void open_pair(struct end *a, struct end *b, struct end_shape shape)
+{
+    int fds[2];
+    end_sockets(fds);
+    end_open_shaped(a, library, "fake0", 1, MEMORY, shape);
+    end_open_shaped(b, library, "fake0", 2, MEMORY, shape);
+    end_greet(a);
+    end_greet(b);
+    a->theirs = b->ours;
+    b->theirs = a->ours;
+    end_accept(a);
+    end_accept(b);
+    end_up(a, fds[0]);
+    end_up(b, fds[1]);
+}
+
+static void close_pair(struct end *a, struct end *b)
+{
+    static const char *const counters[] = {"qps", "mrs", "pds", "cqs"};
+    end_close(a);
+    end_close(b);
+    for (size_t i = 0; i < sizeof(counters) / sizeof(*counters); i++)
+        CHECK_TEXT(get(counters[i]) == 0, counters[i]);
+}
+
+static void write_once(struct end *end, int status, const char *path)
+{
+    struct tn_range range = end_range(end, 0, 0, 4096);
+    end_finish(end_submit(end, TN_OP_WRITE, &end->theirs.memory, &range, 1, NULL), status, path);
+}
+
+/* One large transfer goes over all rails, and arrives whole. */
+static void test_a_transfer_is_spread(void)
+{
+    struct end a, b;
+    open_pair(&a, &b, (struct end_shape){.lanes = 4, .more = "fake1"});
+    write_once(&a, TN_OK, "rc");
+    usleep(100000); /* the other lanes open meanwhile */
+    long before[2] = {get("fake0.requests"), get("fake1.requests")};
+    ctl("delay_us", 2000);
+    end_fill(a.memory, MEMORY, 5);
+    struct tn_range range = end_range(&a, 0, 0, MEMORY);
+    end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL), TN_OK, "rc");
+    CHECK(memcmp(a.memory, b.memory, MEMORY) == 0);
+    CHECK(get("fake0.requests") > before[0] && get("fake1.requests") > before[1]);
+    ctl("delay_us", 0);
+    close_pair(&a, &b);
+}
+
+/* Queue pairs have no order among themselves: one rail is 50 ms late, and no notification comes
+ * before its data, nor one before another that was sent earlier over the slow rail. I6, J4. */
+static void test_no_early_notification(void)
+{
+    struct end a, b;
+    open_pair(&a, &b, (struct end_shape){.lanes = 2, .more = "fake1"});
+    write_once(&a, TN_OK, "rc");
+    usleep(100000);
+    ctl("fake1:1.delay_us", 50000);
+    for (unsigned i = 1; i < 12; i++) {
+        char text[8], expected[8];
+        snprintf(expected, sizeof(expected), "%u", i);
+        memset(a.memory, (int)i, 4 * MIB);
+        struct tn_range range = end_range(&a, 0, 0, 4 * MIB);
+        struct tn_transfer *sent =
+            end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, expected);
+        end_expect_note(&b, text, sizeof(text));
+        CHECK_TEXT(strcmp(text, expected) == 0, text);
+        for (size_t at = 0; at < 4 * MIB; at += 4096)
+            CHECK_TEXT(b.memory[at] == i, "the notification came before its data");
+        end_finish(sent, TN_OK, "rc");
+    }
+    ctl("fake1:1.delay_us", 0);
+    close_pair(&a, &b);
+}
+
+/* Many at once over rails of different speed come complete, each once. */
+static void test_many_notifications_over_two_rails(void)
+{
+    struct end a, b;
+    struct tn_transfer *sent[300];
+    bool came[300] = {false};
+    open_pair(&a, &b, (struct end_shape){.lanes = 4, .more = "fake1"});
+    ctl("fake1:1.delay_us", 300);
+    struct tn_range range = end_range(&a, 0, 0, 64);
+    for (unsigned i = 0; i < 300; i++) {
+        char text[8];
+        snprintf(text, sizeof(text), "%u", i);
+        if (i % 40 == 20) {
+            ctl("fail_status", 12);
+            ctl("fail_after", 3); /* and now and then a path is lost */
+        }
+        sent[i] = end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, text);
+    }
+    for (unsigned i = 0; i < 300; i++) {
+        char text[8];
+        end_expect_note(&b, text, sizeof(text));
+        unsigned which = (unsigned)strtoul(text, NULL, 10);
+        CHECK_TEXT(which < 300 && !came[which], text);
+        came[which] = true;
+    }
+    for (unsigned i = 0; i < 300; i++)
+        end_finish(sent[i], TN_OK, NULL);
+    ctl("fake1:1.delay_us", 0);
+    ctl("fail_after", -1);
+    close_pair(&a, &b);
+}
+
+/* D11: a thousand failed openings leave no queue pair, and the transfers went elsewhere. */
+static void test_failed_openings_leave_nothing(void)
+{
+    struct end a, b;
+    open_pair(&a, &b, (struct end_shape){.recovery_ns = SECOND});
+    ctl("modify_errno", EINVAL);
+    write_once(&a, TN_OK, "tcp");
+    struct tn_range range = end_range(&a, 0, 0, 4096);
+    struct tn_batch batch = {.op = TN_OP_WRITE,
+                             .providers = 1u << TN_PROVIDER_VERBS,
+                             .remotes = &a.theirs.memory,
+                             .ranges = &range,
+                             .n_remotes = 1,
+                             .n_ranges = 1,
+                             .deadline_ns = TN_NO_DEADLINE};
+    struct tn_transfer *transfer;
+    CHECK(tn_submit(a.peer, &batch, &transfer) == TN_OK);
+    struct tn_result result = end_result(transfer); /* after the recovery time, with the reason */
+    CHECK_TEXT(result.status == TN_VERBS && strstr(result.text, "refuses"), result.text);
+    ctl("modify_errno", 0);
+    ctl("create_errno", EOPNOTSUPP);
+    write_once(&b, TN_OK, "tcp");
+    ctl("create_errno", 0);
+    CHECK(tn_submit(a.peer, &batch, &transfer) == TN_OK);
+    end_finish(transfer, TN_OK, "rc"); /* it can be opened now */
+    CHECK(get("qps") == 2);
+    close_pair(&a, &b);
+    for (int i = 0; i < 1000; i++) {
+        struct tn_verbs_link_options options = {.n_lanes = 1, .remote_rails = {TN_MAX_RAILS}};
+        struct tn_verbs_link *link;
+        if (i == 0)
+            end_open(&a, library, "fake0", 1, MEMORY);
+        CHECK(tn_verbs_link_open(a.verbs, &options, &link) == TN_INVALID);
+        options.remote_rails[0] = 0;
+        CHECK(tn_verbs_link_open(a.verbs, &options, &link) == TN_OK);
+        tn_verbs_link_close(link);
+    }
+    CHECK(get("qps") == 0);
+    end_close(&a);
+}
+
+struct racer {
+    struct end *end;
+    pthread_barrier_t *start;
+};
+
+static void *race(void *argument)
+{
+    struct racer *racer = argument;
+    pthread_barrier_wait(racer->start);
+    for (int i = 0; i < 10; i++)
+        write_once(racer->end, TN_OK, "rc");
+    return NULL;
+}
+
+/* M#1056, A9: 16 threads on both sides use the link for the first time at once. */
+static void test_both_sides_begin_at_once(void)
+{
+    for (int round = 0; round < 10; round++) {
+        struct end a, b;
+        pthread_barrier_t start;
+        pthread_t threads[16];
+        struct racer racers[16];
+        open_pair(&a, &b, (struct end_shape){.lanes = 3});
+        CHECK(!pthread_barrier_init(&start, NULL, 16));
+        for (int i = 0; i < 16; i++) {
+            racers[i] = (struct racer){i % 2 ? &a : &b, &start};
+            CHECK(!pthread_create(&threads[i], NULL, race, &racers[i]));
+        }
+        for (int i = 0; i < 16; i++)
+            pthread_join(threads[i], NULL);
+        pthread_barrier_destroy(&start);
+        CHECK(get("qps") <= 6);
+        close_pair(&a, &b);
+    }
+}
+
+/* A rail's preference is kept while that rail works, and forgotten while it does not. */
+static void test_preferred_rail(void)
+{
+    struct end a, b;
+    open_pair(&a, &b, (struct end_shape){.lanes = 2, .more = "fake1"});
+    write_once(&a, TN_OK, "rc");
+    usleep(100000);
+    tn_region_prefer_rails(a.region, 2);
+    long before[2] = {get("fake0.requests"), get("fake1.requests")};
+    for (int i = 0; i < 20; i++)
+        write_once(&a, TN_OK, "rc");
+    CHECK(get("fake0.requests") == before[0] && get("fake1.requests") == before[1] + 20);
+    close_pair(&a, &b);
+}
+
+int main(void)
+{
+    const char *folder = getenv("TN_FAKES");
+    snprintf(library, sizeof(library), "%s/fakeverbs.so", folder ? folder : ".");
+    void *double_ = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    if (!double_) {
+        printf("skipped: %s\n", dlerror());
+        return 77;
+    }
+    *(void **)&ctl = dlsym(double_, "fakeverbs_ctl");
+    *(void **)&get = dlsym(double_, "fakeverbs_get");
+    ctl("devices", 2);
+    test_a_transfer_is_spread();
+    test_no_early_notification();
+    test_many_notifications_over_two_rails();
+    test_failed_openings_leave_nothing();
+    test_both_sides_begin_at_once();
+    test_preferred_rail();
+    return 0;
+}
