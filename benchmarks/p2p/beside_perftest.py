@@ -105,7 +105,7 @@ class Sides:
 
     def ours(self, row: Row) -> float:
         if row.kind == "pingpong":
-            self.far.tell(**row.question())
+            self.far.ask(**row.question())
         found = self.near.ask(**row.question())
         if row.kind == "pingpong":
             self.far.answer()

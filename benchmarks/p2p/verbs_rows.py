@@ -13,7 +13,8 @@ class Row:
     """One line of the table."""
 
     name: str
-    kind: str  # "stream": many under way; "single": one after the other; "pingpong"
+    # "stream": many under way; "prepared": they were; "single": one after the other; "pingpong"
+    kind: str
     op: str
     size: int
     batch: int  # messages of one submission
@@ -51,9 +52,11 @@ ROWS = {
         *(_stream("write", size, n) for size, n in ((MIB, 256), (4 * MIB, 128))),
         *(_stream("read", size, n) for size, n in ((64 * KIB, 4096), (256 * KIB, 1024))),
         *(_stream("read", size, n) for size, n in ((MIB, 256), (4 * MIB, 128))),
-        Row("write-4k-list", "stream", "write", 4096, 256, 2, 32, _LIST, "msg/s", 0.8),
+        Row("write-4k-list", "prepared", "write", 4096, 256, 2, 32, _LIST, "msg/s", 0.8),
         Row("write-8", "single", "write", 8, 1, 1, _N,
             ("ib_write_bw", *_SMALL, "-t", "1"), "us", 1.3),
+        Row("ping-pong-8", "pingpong", "write", 8, 1, 1, _N,
+            ("ib_write_lat", *_SMALL), "us", 1.3),
         Row("read-8", "single", "read", 8, 1, 1, _N, ("ib_read_lat", *_SMALL), "us", 1.3),
     )
 }  # fmt: skip
