@@ -72,6 +72,7 @@ struct tn_verbs_rail_options {
 int tn_verbs_rail_open(struct tn_verbs *verbs, const struct tn_verbs_rail_options *options,
                        struct tn_verbs_rail **out);
 uint32_t tn_verbs_rail_number(struct tn_verbs_rail *rail);
+int tn_verbs_rail_gid_set(struct tn_verbs_rail *rail, uint32_t index);
 
 struct tn_verbs_rail_facts {
     uint8_t gid[16];

@@ -98,8 +98,10 @@ void tn_verbs_lane_offer(struct tn_verbs_lane *lane, struct tn_verbs_offer *out)
 {
     struct tn_verbs_rail *rail = lane->rail;
     struct tn_verbs_link *link = lane->link;
+    union ibv_gid gid;
     memset(out, 0, sizeof(*out));
-    memcpy(out->gid, rail->gid.raw, TN_VERBS_GID);
+    (void)tn_verbs_rail_gid(rail, &gid);
+    memcpy(out->gid, gid.raw, TN_VERBS_GID);
     out->ring_address = (uint64_t)(uintptr_t)link->ring;
     out->ring_rkey = link->ring_mrs[rail->number]->rkey;
     out->ring_slots = link->ring_slots;

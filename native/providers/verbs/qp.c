@@ -96,10 +96,14 @@ static void address_of(struct tn_verbs_rail *rail, const struct tn_verbs_offer *
                        struct ibv_ah_attr *address)
 {
     bool ethernet = rail->facts.link_layer == IBV_LINK_LAYER_ETHERNET;
+    union ibv_gid own;
+    address->grh.sgid_index = (uint8_t)tn_verbs_rail_gid(rail, &own);
     memcpy(&address->grh.dgid, offer->gid, TN_VERBS_GID);
-    /* Within one InfiniBand subnet the LID alone leads there; everything else is routed by GID. */
-    address->is_global = ethernet || !offer->lid || memcmp(&rail->gid, offer->gid, 8) != 0;
-    address->grh.sgid_index = (uint8_t)rail->options.gid_index;
+    /* Within one InfiniBand subnet the LID alone leads there, and a table that cannot be seen says
+     * nothing against that; everything else is routed by GID. */
+    bool known = own.global.subnet_prefix && address->grh.dgid.global.subnet_prefix;
+    bool elsewhere = known && memcmp(&own, offer->gid, sizeof(own.global.subnet_prefix)) != 0;
+    address->is_global = ethernet || !offer->lid || elsewhere;
     address->grh.hop_limit = rail->options.hop_limit;
     address->grh.traffic_class = rail->options.traffic_class;
     address->dlid = ethernet ? 0 : (uint16_t)offer->lid;
@@ -149,12 +153,14 @@ int tn_verbs_qp_connect(struct tn_verbs_lane *lane, struct ibv_qp *qp,
 {
     struct tn_verbs_rail *rail = lane->rail;
     char gid[TEXT_GID], own[TEXT_GID], asked[256];
+    union ibv_gid ours;
+    uint32_t index = tn_verbs_rail_gid(rail, &ours);
     gid_text(offer->gid, gid);
-    gid_text(rail->gid.raw, own);
+    gid_text(ours.raw, own);
     snprintf(asked, sizeof(asked),
              "to queue pair %u at GID %s LID %u from GID index %u %s, MTU %u, hop limit %u",
-             offer->queue_pair, gid, offer->lid, rail->options.gid_index, own,
-             lesser(offer->mtu, rail->options.mtu), rail->options.hop_limit);
+             offer->queue_pair, gid, offer->lid, index, own, lesser(offer->mtu, rail->options.mtu),
+             rail->options.hop_limit);
     int status = to_rtr(lane, qp, offer, asked);
     return status == TN_OK ? to_rts(lane, qp, offer, asked) : status;
 }

@@ -33,6 +33,7 @@ void tn_verbs_rail_unreference(struct tn_verbs_rail *rail)
     if (rail->context && !rail->options.context)
         lib->close_device(rail->context);
     pthread_mutex_destroy(&rail->poll_lock);
+    pthread_mutex_destroy(&rail->gid_lock);
     tn_verbs_unreference(rail->verbs);
     free(rail->entries);
     free(rail);
@@ -49,9 +50,6 @@ static int check_options(const struct tn_verbs_rail_options *options)
 {
     if (!memchr(options->device, 0, sizeof(options->device)) || !options->device[0])
         return tn_fail(TN_INVALID, "no device name");
-    if (options->gid_index > 255)
-        return tn_fail(TN_INVALID, "GID index %u: address vectors hold 255 at most",
-                       options->gid_index);
     if (options->send_depth < 4 || options->notify_slots < 1 || options->notify_slots > 65536 ||
         options->piece_bytes < 4096 || options->retry_count > 7 || options->rnr_retry > 7 ||
         options->timeout > 31 || options->min_rnr_timer > 31 || options->service_level > 15 ||
@@ -87,24 +85,13 @@ static void fit_options(struct tn_verbs_rail *rail)
 static int check_port(struct tn_verbs_rail *rail)
 {
     const char *device = rail->facts.device;
-    uint32_t port = rail->facts.port, index = rail->options.gid_index;
+    uint32_t port = rail->facts.port;
     if (rail->facts.unusable[0])
         return tn_fail(TN_UNAVAILABLE, "%s cannot be used: %s", device, rail->facts.unusable);
     if (rail->facts.state != IBV_PORT_ACTIVE)
         return tn_fail(TN_UNAVAILABLE, "%s port %u is not active (state %u): is the link up?",
                        device, port, rail->facts.state);
-    int returned = rail->lib->query_gid(rail->context, (uint8_t)port, (int)index, &rail->gid);
-    if (returned)
-        return tn_fail(TN_UNAVAILABLE, "GID index %u of %s port %u cannot be read: %s", index,
-                       device, port, strerror(tn_verbs_errno(returned)));
-    static const union ibv_gid zero;
-    if (rail->facts.link_layer == IBV_LINK_LAYER_ETHERNET &&
-        memcmp(&rail->gid, &zero, sizeof(zero)) == 0)
-        return tn_fail(TN_UNAVAILABLE,
-                       "GID index %u of %s port %u is empty: has its network "
-                       "interface an address, in this namespace?",
-                       index, device, port);
-    return TN_OK;
+    return tn_verbs_rail_gid_set(rail, rail->options.gid_index);
 }
 
 static int open_objects(struct tn_verbs_rail *rail)
@@ -162,6 +149,7 @@ int tn_verbs_rail_open(struct tn_verbs *verbs, const struct tn_verbs_rail_option
     rail->host = verbs->host;
     rail->options = *options;
     pthread_mutex_init(&rail->poll_lock, NULL);
+    pthread_mutex_init(&rail->gid_lock, NULL);
     pthread_mutex_lock(&verbs->lock);
     rail->number = atomic_load(&verbs->n_rails);
     status = rail->number < TN_MAX_RAILS

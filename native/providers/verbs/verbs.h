@@ -77,7 +77,8 @@ struct tn_verbs_rail {
     uint32_t number;
     struct tn_verbs_rail_options options;
     struct tn_verbs_port facts;
-    union ibv_gid gid;
+    pthread_mutex_t gid_lock;
+    union ibv_gid gid;    /* and options.gid_index: under gid_lock, through tn_verbs_rail_gid */
     uint64_t piece_bytes; /* after the device's limit */
 
     struct ibv_context *context;
@@ -245,6 +246,10 @@ struct tn_verbs_link {
 
     struct tn_verbs_lane lanes[]; /* n_lanes */
 };
+
+/* gid.c */
+#define TN_VERBS_MAX_GID_INDEX 255u /* what an address vector holds */
+uint32_t tn_verbs_rail_gid(struct tn_verbs_rail *rail, union ibv_gid *out); /* its index */
 
 /* ports.c */
 int tn_verbs_port_facts(const struct tn_verbs_lib *lib, struct ibv_context *context,

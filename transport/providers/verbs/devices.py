@@ -5,7 +5,7 @@ May import errors, gid, network, ports, rails.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -181,6 +181,23 @@ def choose_gid(port: Port, rows: Sequence[gids.Gid], wish: gids.Wish) -> gids.Gi
         if port.ethernet or not port.lid or wish != gids.Wish() or any(not r.empty for r in rows):
             raise
         return gids.Gid(0, bytes(16))
+
+
+def again(rail: Rail, request: Request) -> Rail:
+    """The rail with its GID as the port's table has it now. Raises Unavailable if it has none.
+
+    The same value of the same kind is kept wherever it is now, so that peers need not learn
+    another; only where it has gone is there a new choice.
+    """
+    rows = ports.gid_rows(request.library, rail.facts, request.sysfs, network.here())
+    return replace(rail, gid=_kept(rail.gid, rows) or choose_gid(rail.facts, rows, request.gid))
+
+
+def _kept(old: gids.Gid, rows: Sequence[gids.Gid]) -> gids.Gid | None:
+    here = [row for row in rows if row.place is not gids.Place.ELSEWHERE and not row.empty]
+    same = [row for row in here if (row.raw, row.kind) == (old.raw, old.kind)]
+    # Rows of untold kind come in pairs: its own row before another of the same address.
+    return next((row for row in same if row.index == old.index), same[-1] if same else None)
 
 
 def _pkey(table: dict[int, int], wanted: int | None) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from transport.ffi import NativeEngine, NativePeer
 
 _REASON_BYTES = 512
+
+_log = logging.getLogger("transport.providers.verbs")
 
 
 _REVISION = 1
@@ -96,14 +99,39 @@ class VerbsEndpoint:
     """One engine's rails: the place in the list is the number in C."""
 
     def __init__(
-        self, native: Any, opened: list[devices.Rail], settings: Settings, owners: Any = None
+        self,
+        native: Any,
+        opened: list[tuple[devices.Rail, Any]],
+        settings: Settings,
+        owners: Any = None,
     ) -> None:
         self.native = native  # struct tn_verbs *
-        self.rails = opened
+        self.rails = [rail for rail, _ in opened]
+        self._native_rails = [pointer for _, pointer in opened]
+        self._settings = settings
         self.recovery = settings.verbs_recovery
         self._owners = owners  # of adopted contexts: they must not go before the rails
-        facts = [rail.offer(number) for number, rail in enumerate(opened)]
-        self.offer = _Offer(_REVISION, settings.verbs_qps_per_peer, facts)
+        self._describe()
+
+    def _describe(self) -> None:
+        facts = [rail.offer(number) for number, rail in enumerate(self.rails)]
+        self.offer = _Offer(_REVISION, self._settings.verbs_qps_per_peer, facts)
+
+    def changed(self) -> None:
+        """A port's table may have changed (A8): later queue pairs use each rail's GID of now."""
+        request = devices.Request.of(self._settings)
+        for number, rail in enumerate(self.rails):
+            try:
+                found = devices.again(rail, request)
+                if (found.gid.index, found.gid.raw) == (rail.gid.index, rail.gid.raw):
+                    continue
+                check(lib.tn_verbs_rail_gid_set(self._native_rails[number], found.gid.index))
+            except TransportError as error:  # the port may be on its way: it will be asked again
+                _log.warning("%s keeps GID %s: %s", rail.name, rail.gid, error)
+                continue
+            _log.info("%s: GID %s instead of %s", rail.name, found.gid, rail.gid)
+            self.rails[number] = found
+        self._describe()
 
     def connection(self, facts: LinkFacts) -> VerbsConnection | None:
         return VerbsConnection(self)
@@ -167,13 +195,13 @@ class VerbsProvider:
         check(lib.tn_verbs_open(engine.pointer, library, out))
         threads = Manner(settings.register_threads).workers()
         check(lib.tn_verbs_split_regions(out[0], settings.verbs_region_bytes, threads))
-        opened: list[devices.Rail] = []
+        opened: list[tuple[devices.Rail, Any]] = []
         for rail in found:
             if len(opened) == settings.verbs_rails:
                 break
             try:
-                _open_rail(out[0], rail, settings, self._contexts.get(rail.facts.device, 0))
-                opened.append(rail)
+                context = self._contexts.get(rail.facts.device, 0)
+                opened.append((rail, _open_rail(out[0], rail, settings, context)))
             except TransportError as error:
                 refused[rail.name] = str(error)
         if not opened:
@@ -181,9 +209,10 @@ class VerbsProvider:
         return VerbsEndpoint(out[0], opened, settings, self._owners)
 
 
-def _open_rail(verbs: Any, rail: devices.Rail, settings: Settings, context: int) -> None:
+def _open_rail(verbs: Any, rail: devices.Rail, settings: Settings, context: int) -> Any:
     out = ffi.new("struct tn_verbs_rail **")
     check(lib.tn_verbs_rail_open(verbs, rail_options(rail, settings, context), out))
+    return out[0]
 
 
 PROVIDER = VerbsProvider()
