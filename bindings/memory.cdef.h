@@ -58,3 +58,4 @@ int tn_region_close(struct tn_region *region, uint64_t timeout_ns);
 int tn_region_quiet(struct tn_region *region);
 void tn_region_release(struct tn_region *region);
 void tn_region_prefer_rails(struct tn_region *region, uint32_t rails);
+int tn_memory_node(const void *address);

@@ -211,6 +211,8 @@ void tn_region_release(struct tn_region *region); /* only after it is quiet */
 /* A hint: transfers of this local region go over these rails (bit i: rail i) where they can. 0:
  * over all. */
 void tn_region_prefer_rails(struct tn_region *region, uint32_t rails);
+/* The NUMA node of the page at `address`, or negative where the kernel does not tell. */
+int tn_memory_node(const void *address);
 
 /* ---- peers
  * -------------------------------------------------------------------------------------------------------

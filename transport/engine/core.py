@@ -329,6 +329,7 @@ class Core:
             raise Unavailable(f"no provider can be used: {reasons or 'none was asked for'}")
         if "verbs" in self._endpoints:
             self.cache = LocalCache(self.regions)
+            self.regions.nearest = self._endpoints["verbs"].near.of_memory  # type: ignore[attr-defined]
             self.words.registered = True
             self._register_with_care(self.cache)
 

@@ -81,6 +81,7 @@ class RegionTable:
         self.close_timeout = 5.0
         self.manner = Manner()
         self.reclaim: Callable[[], bool] = lambda: False  # frees locked memory that nobody uses
+        self.nearest: Callable[[int, int], int] | None = None  # rails for memory: start, length
         self._engine = engine  # struct tn_engine *
         self._pool = pool
         self._lock = threading.Lock()
@@ -121,6 +122,8 @@ class RegionTable:
                 raise
             pointer = making.run(readonly)
         region = NativeRegion(self, pointer, start, length, keep)
+        if self.nearest is not None:
+            lib.tn_region_prefer_rails(pointer, self.nearest(start, length))
         if lib.tn_region_missing(pointer):
             _log.warning("a region is not registered with every rail: %s", explain(region))
         return region

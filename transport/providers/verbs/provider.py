@@ -13,6 +13,7 @@ from transport.ffi import check, ffi, lib, text
 from transport.memory.registering import Manner
 from transport.providers.verbs import devices, rails
 from transport.providers.verbs.adopt import Context, adopt
+from transport.providers.verbs.near import Near
 from transport.providers.verbs.options import rail_options
 from transport.types import LinkFacts, Offer, Viability
 
@@ -111,6 +112,7 @@ class VerbsEndpoint:
         self._settings = settings
         self.recovery = settings.verbs_recovery
         self._owners = owners  # of adopted contexts: they must not go before the rails
+        self.near = Near(self.rails, settings.verbs_sysfs, settings.verbs_nic_map)
         self._describe()
 
     def _describe(self) -> None:
