@@ -85,6 +85,7 @@ struct tn_verbs_link_options {
     uint32_t n_lanes;
     uint32_t rails[32];
     uint32_t remote_rails[32];
+    uint32_t write_only;
     uint64_t recovery_ns;
 };
 int tn_verbs_link_open(struct tn_verbs *verbs, const struct tn_verbs_link_options *options,

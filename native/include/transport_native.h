@@ -493,6 +493,7 @@ struct tn_verbs_link_options {
     uint32_t n_lanes;
     uint32_t rails[TN_MAX_LANES]; /* numbers of the rails here */
     uint32_t remote_rails[TN_MAX_LANES];
+    uint32_t write_only;  /* bit i: over lane i no read can go, for one of its devices has none */
     uint64_t recovery_ns; /* transfers wait this long for a lane to work again, then fail */
 };
 int tn_verbs_link_open(struct tn_verbs *verbs, const struct tn_verbs_link_options *options,

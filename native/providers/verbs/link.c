@@ -48,6 +48,7 @@ int tn_verbs_link_open(struct tn_verbs *verbs, const struct tn_verbs_link_option
     link->host = verbs->host;
     link->recovery_ns = options->recovery_ns;
     link->n_lanes = options->n_lanes;
+    link->write_only = options->write_only;
     for (uint32_t i = 0; i < options->n_lanes; i++)
         init_lane(link, i, options);
     link->ring_slots = link->lanes[0].rail->options.notify_slots;

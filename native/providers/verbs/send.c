@@ -93,12 +93,18 @@ static uint32_t find_lanes(const struct tn_verbs_link *link, const struct tn_tra
         if ((here >> lane->rail->number & 1) && (there >> lane->remote_rail & 1))
             lanes |= 1u << i;
     }
-    if (!lanes)
+    uint32_t unfit = transfer->op == TN_OP_WRITE ? 0 : link->write_only;
+    if (lanes && !(lanes & ~unfit))
+        refuse(why, capacity,
+               "the devices take no part in RDMA reads and atomics (max_rd_atomic is "
+               "0)%.0llu%s",
+               0, "");
+    else if (!lanes)
         refuse(why, capacity,
                "no rail that knows the memory here reaches one that knows it "
                "there%.0llu%s",
                0, "");
-    return lanes;
+    return lanes & ~unfit;
 }
 
 int tn_verbs_accepts(void *object, const struct tn_transfer *transfer, char *why, size_t capacity)

@@ -210,6 +210,7 @@ struct tn_verbs_link {
     struct tn_peer *peer; /* NULL: not attached */
     uint64_t recovery_ns;
     uint32_t n_lanes;
+    uint32_t write_only; /* lanes, as bits */
 
     pthread_mutex_t inbox_lock;
     struct tn_list inbox; /* messages of the peer */

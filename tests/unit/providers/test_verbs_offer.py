@@ -14,7 +14,7 @@ from transport.providers.verbs import PROVIDER
 from transport.providers.verbs.provider import _checked, _encode, _Offer
 from transport.providers.verbs.rails import RailFacts
 
-RAIL = RailFacts(0, "mlx5_0:1", bytes(range(16)), 64, 0, True, 2, 4096, 12.5, 0)
+RAIL = RailFacts(0, "mlx5_0:1", bytes(range(16)), 64, 0, True, 2, 4096, 12.5, 0, 16, 16)
 GOOD = _Offer(1, 2, [RAIL])
 
 

@@ -16,6 +16,7 @@ from transport.providers.verbs.rails import (
     MAX_RAILS,
     RailFacts,
     Rails,
+    can_read,
     checked,
     match,
     mismatch,
@@ -40,6 +41,8 @@ def rail(number: int, network: str, **other: Any) -> RailFacts:
         "mtu": 4096,
         "rate": 50.0,
         "numa": -1,
+        "reads_out": 16,
+        "reads_in": 16,
     }
     return RailFacts(**(facts | other))
 
@@ -218,6 +221,19 @@ def test_what_a_peer_may_not_say(change: dict[str, Any]) -> None:
     wrong = msgspec.msgpack.encode([msgspec.structs.replace(rail(0, "10.0.0.1/24"), **change)])
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(wrong, type=Rails)
+
+
+def test_who_can_read() -> None:
+    """M#4342: devices that start, or serve, no reads."""
+    able = rail(0, "10.0.0.1/24")
+    starts_none, serves_none = (
+        msgspec.structs.replace(able, reads_out=0),
+        msgspec.structs.replace(able, reads_in=0),
+    )
+    assert can_read(able, able)
+    assert can_read(serves_none, able)
+    assert not can_read(able, serves_none)
+    assert not can_read(starts_none, able)
 
 
 def test_numbers_are_unique() -> None:

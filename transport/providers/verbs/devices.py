@@ -52,6 +52,8 @@ class Rail:
             mtu=facts.active_mtu,
             rate=facts.rate,
             numa=facts.numa,
+            reads_out=min(facts.max_reads_out, 0xFFFF),
+            reads_in=min(facts.max_reads_in, 0xFFFF),
         )
 
     def __str__(self) -> str:

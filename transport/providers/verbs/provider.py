@@ -61,26 +61,32 @@ class VerbsConnection:
 
     def __init__(self, endpoint: VerbsEndpoint) -> None:
         self._endpoint = endpoint
+        self._ours = endpoint.offer  # as the peer is told, whatever changes meanwhile
         self._pointer: Any = ffi.NULL
 
     def offer(self) -> Offer:
-        return Offer(_encode(self._endpoint.offer))
+        return Offer(_encode(self._ours))
 
     def accept(self, offer: Offer, facts: LinkFacts) -> None:
-        ours, theirs = self._endpoint.offer, _checked(offer.data)
+        ours, theirs = self._ours, _checked(offer.data)
         lower, higher = (ours, theirs) if facts.initiator else (theirs, ours)
         lanes = rails.match(lower.rails, higher.rails, min(ours.qps, theirs.qps))
         if not lanes:
             raise PeerRefused(rails.mismatch(lower.rails, higher.rails))
-        self._open(lanes, facts.initiator)
+        paired = lanes if facts.initiator else [(here, there) for there, here in lanes]
+        self._open(paired, theirs, facts.initiator)
 
-    def _open(self, lanes: list[tuple[int, int]], initiator: bool) -> None:
+    def _open(self, lanes: list[tuple[int, int]], theirs: _Offer, initiator: bool) -> None:
+        """`lanes` are pairs of a rail here and one there."""
+        mine = {rail.number: rail for rail in self._ours.rails}
+        others = {rail.number: rail for rail in theirs.rails}
         options = ffi.new("struct tn_verbs_link_options *")
         options.is_proposer = initiator
         options.n_lanes = len(lanes)
-        for number, (lower, higher) in enumerate(lanes):
-            options.rails[number] = lower if initiator else higher
-            options.remote_rails[number] = higher if initiator else lower
+        for number, (here, there) in enumerate(lanes):
+            options.rails[number], options.remote_rails[number] = here, there
+            if not rails.can_read(mine[here], others[there]):
+                options.write_only |= 1 << number
         options.recovery_ns = int(self._endpoint.recovery * 1e9)
         out = ffi.new("struct tn_verbs_link **")
         check(lib.tn_verbs_link_open(self._endpoint.native, options, out))

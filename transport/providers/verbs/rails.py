@@ -42,6 +42,8 @@ class RailFacts(msgspec.Struct, frozen=True, array_like=True):
     mtu: _Small  # bytes
     rate: Annotated[float, msgspec.Meta(ge=0, le=1e6)]  # GB/s; 0: untold
     numa: Annotated[int, msgspec.Meta(ge=-1, le=0xFFFF)]  # node of this host; -1: untold
+    reads_out: _Small  # RDMA reads at once that it starts; 0: it takes no part in them
+    reads_in: _Small  # that it serves
 
     @property
     def is_v4(self) -> bool:
@@ -77,6 +79,11 @@ def match(
     """
     pairs = next(filter(None, (_rounds(lower, higher, tier) for tier in _TIERS)), [])
     return [(a.number, b.number) for _ in range(qps) for a, b in pairs][:limit]
+
+
+def can_read(a: RailFacts, b: RailFacts) -> bool:
+    """Whether `a` can read from `b`."""
+    return bool(a.reads_out and b.reads_in)
 
 
 def mismatch(lower: Sequence[RailFacts], higher: Sequence[RailFacts]) -> str:

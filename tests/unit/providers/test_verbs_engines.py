@@ -80,6 +80,44 @@ def test_by_value_then_by_choice(tmp_path: Path) -> None:
     assert "keeps GID 2 fd00::77" in done.stderr
 
 
+_WRITES_ONLY = """
+import transport
+options = dict(providers=("verbs", "tcp"), secret="a secret of this test run only",
+               listen="127.0.0.1:0")
+with transport.Engine(**options) as near, transport.Engine(**options) as far:
+    target = bytearray(5000)
+    with far.register(target) as region:
+        there = near.write(b"w" * 5000, region.remote()).wait(60)
+        back = near.read(region.remote(), bytearray(5000)).wait(60)
+        print(there.provider, back.provider)
+        print("; ".join(near.peers[0].explain(region.remote())))
+        try:
+            near.read(region.remote(), bytearray(5000), provider="verbs").wait(60)
+        except transport.TransportError as error:
+            print(error)
+"""
+
+
+def test_a_device_without_reads_writes_and_says_why(tmp_path: Path) -> None:
+    """M#4342: refused with the reason, and carried by another provider."""
+    environ = {
+        **os.environ,
+        "FAKEVERBS": "max_qp_init_rd_atom=0",
+        "TRANSPORT_VERBS_LIB": LIBRARY,
+        "TRANSPORT_VERBS_SYSFS": str(tmp_path),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITES_ONLY],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("verbs tcp\n")
+    assert "no part in RDMA reads" in done.stdout
+
+
 def test_the_same_value_is_kept() -> None:
     raw = ipaddress.IPv6Address("::ffff:10.0.0.5").packed
     old = Gid(3, raw, Kind.V2, "eth0")
