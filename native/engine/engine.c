@@ -150,6 +150,8 @@ void tn_engine_close(struct tn_engine *engine)
     }
     tn_progress_fini(engine);
     tn_prepared_release_all(engine);
+    if (drained)
+        tn_regions_close_in_providers(engine);
     for (int i = TN_MAX_PROVIDERS - 1; i >= 0; i--) {
         const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
         if (ops && ops->close)

@@ -202,6 +202,9 @@ int tn_links_send(struct tn_host *host, struct tn_peer *peer, uint32_t provider,
 void tn_links_deliver(struct tn_host *host, struct tn_peer *peer, uint64_t provider,
                       const void *bytes, size_t length);
 
+/* region_api.c: all that are left, once no transfer runs any more */
+void tn_regions_close_in_providers(struct tn_engine *engine);
+
 /* events.c */
 int tn_events_init(struct tn_engine *engine);
 void tn_events_fini(struct tn_engine *engine);

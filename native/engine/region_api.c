@@ -25,6 +25,19 @@ static void close_in_providers(struct tn_region *region)
     }
 }
 
+/* What the engine ends with: regions that a transfer kept from being closed before, or that nobody
+ * closed. A provider that closes with registrations in force would leave them to the device. */
+static void close_last(struct tn_region *region)
+{
+    tn_regions_revoke(region);
+    close_in_providers(region);
+}
+
+void tn_regions_close_in_providers(struct tn_engine *engine)
+{
+    tn_regions_each(engine->host.regions, close_last);
+}
+
 static int open_in_providers(struct tn_region *region)
 {
     struct tn_engine *engine = region->engine;

@@ -200,6 +200,13 @@ void tn_regions_revoke(struct tn_region *region)
     atomic_thread_fence(memory_order_seq_cst);
 }
 
+void tn_regions_each(struct tn_regions *regions, void (*visit)(struct tn_region *region))
+{
+    for (uint32_t number = 1; number <= regions->used_up; number++)
+        if (regions->slots[number])
+            visit(regions->slots[number]);
+}
+
 void tn_regions_remove(struct tn_region *region)
 {
     struct tn_regions *regions = region->regions;

@@ -46,6 +46,8 @@ int tn_regions_add(struct tn_regions *regions, void *address, uint64_t length, u
 void tn_regions_revoke(struct tn_region *region);
 /* Frees the struct and its number. Only when revoked and users == 0. */
 void tn_regions_remove(struct tn_region *region);
+/* All that are there, while nobody opens or removes any. */
+void tn_regions_each(struct tn_regions *regions, void (*visit)(struct tn_region *region));
 /* Checks number, generation, key, range and access, and counts itself as a user: TN_OK, TN_STALE or
  * TN_REMOTE_ACCESS. */
 int tn_regions_acquire(struct tn_regions *regions, uint64_t number, uint64_t generation,
