@@ -344,6 +344,8 @@ enum ibv_wr_opcode {
     IBV_WR_SEND = 2,
     IBV_WR_SEND_WITH_IMM = 3,
     IBV_WR_RDMA_READ = 4,
+    IBV_WR_ATOMIC_CMP_AND_SWP = 5,
+    IBV_WR_ATOMIC_FETCH_AND_ADD = 6,
 };
 enum ibv_send_flags {
     IBV_SEND_FENCE = 1 << 0,
@@ -371,7 +373,13 @@ struct ibv_send_wr {
             uint64_t remote_addr;
             uint32_t rkey;
         } rdma;
-        uint64_t room[4]; /* atomics and datagrams, which we do not send */
+        struct {
+            uint64_t remote_addr;
+            uint64_t compare_add;
+            uint64_t swap;
+            uint32_t rkey;
+        } atomic;
+        uint64_t room[4]; /* datagrams, which we do not send */
     } wr;
     uint64_t more[7]; /* xrc, memory windows, segmentation */
 };

@@ -9,7 +9,7 @@
 
 #include "providers/transfer.h"
 #include "providers/verbs/verbs.h"
-#include "tests/verbs_end.h"
+#include "tests/verbs_pair.h"
 
 #define COUNT 10000u
 #define BLOCK 64u
@@ -52,20 +52,11 @@ static struct tn_range ranges[COUNT];
 static struct end a, b;
 static struct tn_batch batch;
 
-static void join(const char *library)
+static void join(void)
 {
-    int fds[2];
-    end_sockets(fds);
-    end_open(&a, library, "fake0", 1, MEMORY);
-    end_open(&b, library, "fake0", 2, MEMORY);
-    end_greet(&a);
-    end_greet(&b);
-    a.theirs = b.ours;
-    b.theirs = a.ours;
-    end_accept(&a, 2);
-    end_accept(&b, 1);
-    end_up(&a, fds[0]);
-    end_up(&b, fds[1]);
+    verbs_pair_open(&a, &b, MEMORY);
+    struct tn_range range = end_range(&a, 0, 0, 8); /* opens the queue pairs */
+    end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL), TN_OK, NULL);
     for (uint64_t i = 0; i < COUNT; i++)
         ranges[i] = end_range(&a, i * STEP, (COUNT - i) * STEP, BLOCK);
     batch = (struct tn_batch){.op = TN_OP_WRITE,
@@ -173,14 +164,12 @@ static void measure(const char *name, uint64_t (*stage)(void), int rounds, const
 int main(int argc, char **argv)
 {
     int rounds = argc > 1 ? atoi(argv[1]) : 101;
-    const char *only = argc > 2 ? argv[2] : NULL, *folder = getenv("TN_FAKES");
-    char library[4096];
-    if (!folder || rounds < 1 || rounds > MAX_ROUNDS) {
-        fprintf(stderr, "TN_FAKES is not set, or not 1 to %d rounds\n", MAX_ROUNDS);
+    const char *only = argc > 2 ? argv[2] : NULL;
+    if (!double_open() || rounds < 1 || rounds > MAX_ROUNDS) {
+        fprintf(stderr, "no double in $TN_FAKES, or not 1 to %d rounds\n", MAX_ROUNDS);
         return 2;
     }
-    snprintf(library, sizeof(library), "%s/fakeverbs.so", folder);
-    join(library);
+    join();
     a.rail->context->ops.post_send = post;
     a.rail->context->ops.poll_cq = poll_cq;
     printf("{\"descriptors\": %u, \"rounds\": %d, \"per_descriptor\": {", COUNT, rounds);

@@ -127,6 +127,7 @@ static int turn_to(struct bounds *bounds, const struct tn_batch *batch,
     const struct tn_remote *remote = &batch->remotes[range->remote];
     struct tn_region *region = range->local_region;
     int status = region ? add_region(transfer, region) : TN_OK;
+    transfer->unregistered = transfer->unregistered || !region;
     *bounds = (struct bounds){.region = region,
                               .first = region ? region->remote.address : 1,
                               .bytes = region ? region->remote.length : UINT64_MAX - 1,

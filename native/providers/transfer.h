@@ -61,6 +61,7 @@ struct tn_transfer {
     /* The local regions of its ranges, each once (or, where there are many, a few times). */
     struct tn_region **regions, *few_regions[TN_TRANSFER_FEW];
     uint64_t n_regions, room_regions;
+    bool unregistered;          /* some of its local memory lies in none */
     uint64_t operand, expected; /* of an atomic operation, whose only piece has 8 bytes */
     uint64_t submitted_ns, ended_ns, deadline_ns;
 

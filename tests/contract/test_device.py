@@ -17,4 +17,4 @@ _VERBS: dict[str, Any] = {
 
 @pytest.mark.rdma
 class TestVerbsDevice(Contract):
-    way = Way("verbs", "rc", near=_VERBS, far=_VERBS)
+    way = Way("verbs", "rc", atomics=True, near=_VERBS, far=_VERBS)

@@ -27,6 +27,7 @@ _POOR = {
     "max_sge": 1,
     "max_qp_rd_atom": 1,
     "max_qp_init_rd_atom": 1,
+    "atomic_cap": 0,
 }
 
 
@@ -40,7 +41,7 @@ def _options(**settings: Any) -> dict[str, Any]:
 
 
 class TestVerbs(Contract):
-    way = Way("verbs", "rc", near=_options(), far=_options())
+    way = Way("verbs", "rc", atomics=True, near=_options(), far=_options())
 
 
 class TestVerbsOnPoorDevices(Contract):

@@ -30,7 +30,8 @@ static const struct {
                                "the local memory is registered read-only"},
     [IBV_WC_REM_INV_REQ_ERR] = {TN_VERBS_OF_REQUEST, "remote invalid request",
                                 "the peer's device does not accept such a request; do both ends "
-                                "use the same MTU and allow the same number of reads?"},
+                                "use the same MTU and allow the same number of reads? Has it "
+                                "atomic operations, if this was one?"},
     [IBV_WC_REM_ACCESS_ERR] = {TN_VERBS_OF_ACCESS, "remote access error",
                                "the peer's device refused the access: the region was closed, or "
                                "the range or the access mode is not part of the right"},
@@ -133,6 +134,11 @@ static void fail_one(struct tn_transfer *transfer, int status, const struct ibv_
     tn_piece_done(transfer, 1);
 }
 
+static uint32_t access_of(uint32_t op)
+{
+    return op == TN_OP_READ ? TN_READ : op == TN_OP_WRITE ? TN_WRITE : TN_READ | TN_WRITE;
+}
+
 /* Asks the peer what is wrong with the request; false if that cannot be done. */
 static bool suspect(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot,
                     const struct ibv_wc *wc, const char *text)
@@ -144,8 +150,7 @@ static bool suspect(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot
         i++;
     struct tn_verbs_message message = {.kind = TN_VERBS_SUSPECT,
                                        .lane = i,
-                                       .access =
-                                           slot->transfer->op == TN_OP_READ ? TN_READ : TN_WRITE,
+                                       .access = access_of(slot->transfer->op),
                                        .region = remote->number,
                                        .generation = remote->generation,
                                        .offset = slot->piece.remote_offset,
@@ -232,6 +237,21 @@ void tn_verbs_complete(struct tn_verbs_lane *lane, const struct ibv_wc *wc)
 }
 
 /* ---- afterwards ------------------------------------------------------------------------------ */
+
+/* An atomic operation that may have been carried out is not made again. It ends now, and is quiet
+ * when the queue pair is fenced. */
+void tn_verbs_doubt(struct tn_verbs_lane *lane)
+{
+    struct tn_verbs_link *link = lane->link;
+    for (uint64_t at = lane->tail; at < lane->posted; at++) {
+        struct tn_verbs_slot *slot = slot_at(lane, at);
+        if (slot->note < 0 && tn_op_is_atomic(slot->transfer->op))
+            tn_transfer_fail(slot->transfer, link->closed ? link->closed : TN_VERBS, 0, 0,
+                             "the outcome of the atomic operation is unknown, and it is not "
+                             "repeated: its queue pair failed: %s",
+                             link->closed ? link->text : lane->text);
+    }
+}
 
 /* Empties [tail, posted); each piece is given back, or done where the link is closed. */
 static void empty(struct tn_verbs_lane *lane, bool again)

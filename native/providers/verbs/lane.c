@@ -196,6 +196,7 @@ void tn_verbs_lane_drop(struct tn_verbs_lane *lane)
         atomic_fetch_sub_explicit(&lane->rail->in_flight, lane->posted - lane->tail,
                                   memory_order_relaxed);
     lane->lost = lane->tail < lane->posted;
+    tn_verbs_doubt(lane);
     lane->broken = false;
     pthread_mutex_unlock(&link->lock);
     lane->broken_at = 0;

@@ -170,6 +170,7 @@ const struct tn_link_ops tn_verbs_link_ops = {
     .abi = TN_PROVIDER_ABI,
     .name = "verbs",
     .device_memory = true,
+    .atomics = true,
     .accepts = tn_verbs_accepts,
     .start = tn_verbs_start,
     .notify = tn_verbs_notify,

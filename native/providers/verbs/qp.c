@@ -52,11 +52,13 @@ static int to_init(struct tn_verbs_lane *lane, struct ibv_qp *qp)
         .qp_state = IBV_QPS_INIT,
         .pkey_index = (uint16_t)lane->rail->options.pkey_index,
         .port_num = (uint8_t)lane->rail->facts.port,
-        .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE,
+        .qp_access_flags = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE |
+                           (lane->rail->facts.atomics ? IBV_ACCESS_REMOTE_ATOMIC : 0),
     };
     int mask = IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
     char asked[64];
-    snprintf(asked, sizeof(asked), "P_Key index %u, remote read and write", attr.pkey_index);
+    snprintf(asked, sizeof(asked), "P_Key index %u, remote read%s", attr.pkey_index,
+             lane->rail->facts.atomics ? ", write and atomics" : " and write");
     return modify(lane, qp, &attr, mask, "INIT", asked);
 }
 

@@ -18,7 +18,8 @@ static uint32_t local_rails(const struct tn_region *region, uint32_t op)
 {
     const struct tn_verbs_registration *made = registration(region);
     uint32_t rails = 0;
-    if (!made || (op == TN_OP_READ && atomic_load_explicit(&made->read_only, memory_order_relaxed)))
+    if (!made ||
+        (op != TN_OP_WRITE && atomic_load_explicit(&made->read_only, memory_order_relaxed)))
         return 0;
     for (uint32_t i = 0; i < TN_MAX_RAILS; i++)
         rails |= made->lkeys[i] ? 1u << i : 0;
@@ -46,7 +47,7 @@ static int refuse_local(const struct tn_region *region, uint32_t op, char *why, 
     if (!region)
         return refuse(why, capacity, "the local memory is not registered%.0llu%s", 0, "");
     const struct tn_verbs_registration *made = registration(region);
-    if (made && op == TN_OP_READ && atomic_load_explicit(&made->read_only, memory_order_relaxed))
+    if (made && op != TN_OP_WRITE && atomic_load_explicit(&made->read_only, memory_order_relaxed))
         return refuse(why, capacity, "region %llu is read-only memory%s", region->remote.number,
                       "");
     return refuse(why, capacity, "region %llu is not registered with these devices: %s",
@@ -59,7 +60,6 @@ static int refuse_local(const struct tn_region *region, uint32_t op, char *why, 
 static int find_rails(const struct tn_transfer *transfer, uint32_t *here, uint32_t *there,
                       char *why, size_t capacity)
 {
-    const struct tn_region *last = NULL;
     *here = *there = UINT32_MAX;
     for (uint64_t i = 0; i < transfer->n_remotes; i++) {
         *there &= remote_rails(&transfer->remotes[i]);
@@ -67,16 +67,12 @@ static int find_rails(const struct tn_transfer *transfer, uint32_t *here, uint32
             return refuse(why, capacity, "the peer has not registered region %llu for RDMA%s",
                           transfer->remotes[i].number, "");
     }
-    for (uint64_t i = 0; i < transfer->n_ranges; i++) {
-        const struct tn_region *region = transfer->ranges[i].local_region;
-        if (region == last && region)
-            continue;
-        if (!region && !transfer->ranges[i].local_address)
-            continue; /* a question about the peer's memory only */
-        *here &= local_rails(region, transfer->op);
+    if (transfer->unregistered)
+        return refuse_local(NULL, transfer->op, why, capacity);
+    for (uint64_t i = 0; i < transfer->n_regions; i++) {
+        *here &= local_rails(transfer->regions[i], transfer->op);
         if (!*here)
-            return refuse_local(region, transfer->op, why, capacity);
-        last = region;
+            return refuse_local(transfer->regions[i], transfer->op, why, capacity);
     }
     return TN_OK;
 }
@@ -88,9 +84,12 @@ static uint32_t find_lanes(const struct tn_verbs_link *link, const struct tn_tra
     uint32_t here, there, lanes = 0;
     if (find_rails(transfer, &here, &there, why, capacity) != TN_OK)
         return 0;
+    bool capable = !tn_op_is_atomic(transfer->op);
     for (uint32_t i = 0; i < link->n_lanes; i++) {
         const struct tn_verbs_lane *lane = &link->lanes[i];
-        if ((here >> lane->rail->number & 1) && (there >> lane->remote_rail & 1))
+        bool fits = !tn_op_is_atomic(transfer->op) || lane->rail->facts.atomics;
+        capable = capable || fits;
+        if (fits && (here >> lane->rail->number & 1) && (there >> lane->remote_rail & 1))
             lanes |= 1u << i;
     }
     uint32_t unfit = transfer->op == TN_OP_WRITE ? 0 : link->write_only;
@@ -99,6 +98,8 @@ static uint32_t find_lanes(const struct tn_verbs_link *link, const struct tn_tra
                "the devices take no part in RDMA reads and atomics (max_rd_atomic is "
                "0)%.0llu%s",
                0, "");
+    else if (!capable)
+        refuse(why, capacity, "no device here has atomic operations%.0llu%s", 0, "");
     else if (!lanes)
         refuse(why, capacity,
                "no rail that knows the memory here reaches one that knows it "
@@ -162,18 +163,35 @@ struct ibv_send_wr *tn_verbs_build(struct tn_verbs_lane *lane, const struct tn_v
     return request;
 }
 
+static void make_atomic(struct ibv_send_wr *request, const struct tn_transfer *transfer,
+                        uint64_t address, uint32_t rkey)
+{
+    bool adds = transfer->op == TN_OP_FETCH_ADD;
+    request->opcode = adds ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_ATOMIC_CMP_AND_SWP;
+    request->wr.atomic.remote_addr = address;
+    request->wr.atomic.compare_add = adds ? transfer->operand : transfer->expected;
+    request->wr.atomic.swap = adds ? 0 : transfer->operand;
+    request->wr.atomic.rkey = rkey;
+}
+
 static void build_piece(struct tn_verbs_lane *lane, struct tn_transfer *transfer,
                         const struct tn_piece *piece)
 {
     struct tn_verbs_slot slot = {.transfer = transfer, .note = -1, .piece = *piece};
     struct ibv_send_wr *request = tn_verbs_build(lane, &slot);
-    request->opcode = transfer->op == TN_OP_READ ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
     request->sg_list->addr = piece->local;
     request->sg_list->length = (uint32_t)piece->length;
     request->sg_list->lkey = tn_verbs_lkey(piece->local_region, lane->rail->number, piece->local);
-    request->wr.rdma.remote_addr = piece->remote->address + piece->remote_offset;
-    request->wr.rdma.rkey =
+    uint64_t address = piece->remote->address + piece->remote_offset;
+    uint32_t rkey =
         tn_verbs_rkey(piece->remote, transfer->keys, lane->remote_rail, piece->remote_offset);
+    if (tn_op_is_atomic(transfer->op)) {
+        make_atomic(request, transfer, address, rkey);
+        return;
+    }
+    request->opcode = transfer->op == TN_OP_READ ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE;
+    request->wr.rdma.remote_addr = address;
+    request->wr.rdma.rkey = rkey;
 }
 
 uint32_t tn_verbs_room(const struct tn_verbs_lane *lane)

@@ -364,6 +364,8 @@ void tn_verbs_complete(struct tn_verbs_lane *lane, const struct ibv_wc *wc);
  * help. */
 void tn_verbs_break(struct tn_verbs_lane *lane, bool path, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* The lane's queue pair is gone, and with it what became of its last requests. */
+void tn_verbs_doubt(struct tn_verbs_lane *lane);
 /* The lane has no queue pair, and neither has the peer: what was in flight is moved again. */
 void tn_verbs_replay(struct tn_verbs_lane *lane);
 /* As that, but the link is closed: everything in flight ends with what closed it. */
