@@ -30,6 +30,28 @@ def empty(pool: Pool, shape: int | Sequence[int], dtype: Any, access: Access) ->
     return _array(pool, dims, dtype, access)
 
 
+def storage(pool: Pool, torch: Any, nbytes: int, access: Access) -> Any:
+    """A torch storage of so many bytes (at least one) in the pool. Its contents are unspecified."""
+    memory = ffi.buffer(pool.take(nbytes, access), nbytes)
+    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+
+
+def like(pool: Pool, template: Any, access: Access) -> Any:
+    """A CPU tensor in the pool with the dtype, shape, strides and size of storage of a tensor."""
+    torch = sys.modules["torch"]
+    there = template.untyped_storage().nbytes()
+    return over(storage(pool, torch, there, access), template)
+
+
+def over(memory: Any, template: Any) -> Any:
+    """A tensor of the template's dtype, shape, strides and offset over this storage. It is no view
+    of another tensor.
+    """
+    torch: Any = sys.modules["torch"]
+    made = torch.empty(0, dtype=template.dtype, device="cpu")
+    return made.set_(memory, template.storage_offset(), template.size(), template.stride())
+
+
 def _dims(shape: int | Sequence[int]) -> tuple[int, ...]:
     try:
         sizes = (shape,) if isinstance(shape, int) else shape

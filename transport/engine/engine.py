@@ -15,7 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transport.config import Settings
-from transport.engine import allocate, atomics
+from transport.engine import allocate, atomics, factories
+from transport.engine.adopt import Adopted, adopt
 from transport.engine.batch import READ, WRITE, Batch, Read, Write
 from transport.engine.core import Core
 from transport.engine.notifications import Notifications
@@ -30,6 +31,7 @@ from transport.types import Access, check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from transport.control.secret import Source
     from transport.engine.atomics import AtomicTransfer
@@ -141,6 +143,39 @@ class Engine(Handle):
         wanted = Access.parse(access)
         with self._core as core:
             return allocate.empty(core.pool, shape, dtype, wanted)
+
+    def pool(self, *, access: Access | str = "read-write") -> AbstractContextManager[Any]:
+        """`with engine.pool():` torch's CPU factory functions give tensors as `empty` does.
+
+        They are empty, zeros, ones, full, rand, randn, randint, randperm, arange, tensor and their
+        like, `*_like` and `new_*`, and with them what `nn.Module`s make of themselves. All of
+        their arguments count; what is asked for on another device, with `out=`, in another layout
+        or in pinned memory is as it would be without. The block holds for this thread; it may be
+        nested, and the innermost counts. The tensors cannot be resized to more bytes than they
+        have. Memory that is short raises NativeError. Imports torch.
+        """
+        wanted = Access.parse(access)
+        with self._core as core:
+            mode: AbstractContextManager[Any] = factories.pool(core, wanted)
+        return mode
+
+    def adopt(self, what: Any, *, access: Access | str = "read-write") -> Adopted:
+        """Moves existing tensors into memory that peers on this host can map, in place.
+
+        `what` is an `nn.Module` (its parameters and buffers), a state dict, a tensor, or lists and
+        dicts of these. The tensor objects stay the same, with their strides and offsets: optimizers
+        keep working, tied parameters stay tied, and a storage that several tensors share moves
+        once. What is there already, with this `access`, stays: a second call moves nothing.
+
+        Raises InvalidUse, before anything has moved, for tensors that are not ordinary CPU tensors,
+        are registered or in transfer, are shared with other processes, or share their storage with
+        tensors that were not given (so that these would be left behind: pass the module rather
+        than its `state_dict()`). Raises NativeError when memory is short: what was moved until then
+        is whole, and another call goes on with the rest. Imports torch.
+        """
+        wanted = Access.parse(access)
+        with self._core as core:
+            return adopt(core, what, wanted)
 
     # ----------------------------------------------------------------------------------- transfers
     def read(

@@ -74,11 +74,20 @@ class Pool:
 
     def find(self, address: int) -> Any:
         """The segment that holds this address, as a C pointer; NULL where none does."""
+        segment = self._at(address)
+        return ffi.NULL if segment is None else segment.pointer
+
+    def access_at(self, address: int) -> Access | None:
+        """What the memory at this address was made for; None where it is not the pool's."""
+        segment = self._at(address)
+        return None if segment is None else segment.access
+
+    def _at(self, address: int) -> Segment | None:
         segments = self._segments  # replaced, never changed in place
         at = bisect_right(segments, address, key=lambda segment: segment.base) - 1
         if at >= 0 and address < segments[at].base + segments[at].size:
-            return segments[at].pointer
-        return ffi.NULL
+            return segments[at]
+        return None
 
     @property
     def has_chores(self) -> bool:

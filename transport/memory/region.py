@@ -177,6 +177,11 @@ class RegionTable:
         region.keep = None
         region.quiet = True
 
+    def registered(self, identity: int) -> bool:
+        """Whether a region that `open` made is of this storage object."""
+        with self._lock:
+            return any(region.identity == identity for region in self._live)
+
     def find(self, view: View) -> NativeRegion | None:
         """A region that `open` made and that covers the view.
 
