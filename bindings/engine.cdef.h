@@ -55,6 +55,19 @@ struct tn_peer_stats {
     ...;
 };
 void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out);
+struct tn_lane_stats {
+    char device[...];
+    uint32_t port, rail, remote_rail;
+    uint32_t state;
+    uint32_t failures;
+    uint64_t operations, bytes;
+    uint64_t retries;
+    uint64_t reconnects;
+    uint64_t errors;
+    char text[...];
+    ...;
+};
+int tn_peer_lanes(struct tn_peer *peer, struct tn_lane_stats *lanes, uint32_t capacity);
 int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text,
                     size_t capacity);
 

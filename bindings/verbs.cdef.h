@@ -49,6 +49,7 @@ enum tn_verbs_relaxed {
 
 struct tn_verbs_rail_options {
     char device[64];
+    char sysfs[128];
     void *context;
     uint64_t piece_bytes;
     uint64_t window_bytes;

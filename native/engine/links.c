@@ -107,3 +107,14 @@ uint64_t tn_links_tick(struct tn_engine *engine, uint64_t now)
     }
     return atomic_load(&engine->link_tick);
 }
+
+int tn_peer_lanes(struct tn_peer *peer, struct tn_lane_stats *lanes, uint32_t capacity)
+{
+    struct tn_attachment links[TN_MAX_LINKS];
+    uint32_t count = tn_peer_links(peer, links), found = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (links[i].ops->lanes)
+            found += links[i].ops->lanes(links[i].link, lanes + (found < capacity ? found : 0),
+                                         found < capacity ? capacity - found : 0);
+    return (int)found;
+}

@@ -255,6 +255,29 @@ void tn_peer_stats(struct tn_peer *peer, struct tn_peer_stats *out);
 int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32_t op, char *text,
                     size_t capacity);
 
+/* Of providers that have several ways to one peer (verbs: queue pairs). */
+enum tn_lane_state {
+    TN_LANE_UNUSED,
+    TN_LANE_OPENING,
+    TN_LANE_READY,
+    TN_LANE_STOPPED,
+    TN_LANE_FAILED
+};
+struct tn_lane_stats {
+    char device[64];
+    uint32_t port, rail, remote_rail;
+    uint32_t state;    /* enum tn_lane_state */
+    uint32_t failures; /* of the path, since a request last succeeded */
+    uint32_t reserved;
+    uint64_t operations, bytes;
+    uint64_t retries;         /* requests that were handed out again after a failure */
+    uint64_t reconnects;      /* times that it was opened again */
+    uint64_t errors;          /* completions with an error of their own */
+    char text[TN_TEXT_BYTES]; /* why it last failed */
+};
+/* How many lanes there are; at most `capacity` are written. */
+int tn_peer_lanes(struct tn_peer *peer, struct tn_lane_stats *lanes, uint32_t capacity);
+
 /* ---- transfers
  * ---------------------------------------------------------------------------------------------------
  */
@@ -450,6 +473,7 @@ enum tn_verbs_relaxed { TN_VERBS_RELAXED_AUTO, TN_VERBS_RELAXED_OFF, TN_VERBS_RE
 
 struct tn_verbs_rail_options {
     char device[TN_VERBS_NAME];
+    char sysfs[128];       /* where sysfs is mounted; "": /sys */
     void *context;         /* struct ibv_context of the device that somebody else opened and keeps
                               open until the engine is closed; NULL: the rail opens its own */
     uint64_t piece_bytes;  /* a work request moves at most this much (and the device's limit) */

@@ -113,6 +113,8 @@ struct tn_link_ops {
      * host->tick_soon. On the driving thread, which holds no locks; never overlaps with close.
      * Optional. */
     uint64_t (*tick)(void *link, uint64_t now);
+    /* As tn_peer_lanes. Optional. */
+    uint32_t (*lanes)(void *link, struct tn_lane_stats *lanes, uint32_t capacity);
     /* One line per lane: what it is doing. Optional. */
     void (*describe)(void *link, char *text, size_t capacity);
     /* The region was revoked: 1 when the peer can no longer touch its memory through this link, 0:

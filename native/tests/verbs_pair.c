@@ -7,6 +7,7 @@
 static char library[4096];
 static long (*control)(const char *name, long value);
 static long (*get)(const char *name);
+static void (*set_text)(const char *name, const char *text);
 static int (*access_of)(uint32_t key);
 
 const char *double_open(void)
@@ -21,6 +22,7 @@ const char *double_open(void)
     *(void **)&control = dlsym(loaded, "fakeverbs_ctl");
     *(void **)&access_of = dlsym(loaded, "fakeverbs_mr_access");
     *(void **)&get = dlsym(loaded, "fakeverbs_get");
+    *(void **)&set_text = dlsym(loaded, "fakeverbs_set");
     CHECK(control && get && access_of);
     return library;
 }
@@ -33,6 +35,11 @@ long double_set(const char *name, long value)
 long double_get(const char *name)
 {
     return get(name);
+}
+
+void double_text(const char *name, const char *text)
+{
+    set_text(name, text);
 }
 
 long double_access(uint32_t key)

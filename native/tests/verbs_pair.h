@@ -7,6 +7,7 @@
 /* Sets a knob of the double, or reads a counter without changing it. */
 long double_set(const char *name, long value);
 long double_get(const char *name);
+void double_text(const char *name, const char *text); /* a knob that is no number */
 /* The access flags of a registration by its key, -1: none. */
 long double_access(uint32_t key);
 /* NULL, after saying why, where the double is not built: the test is skipped. */

@@ -6,6 +6,7 @@ May import control, memory, ffi, types and errors.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from transport.control.records import State
@@ -21,6 +22,42 @@ if TYPE_CHECKING:
 
 _EXPLANATION = 16384  # bytes
 _PATIENCE = 5.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One queue pair between a rail of this engine and one of the peer's."""
+
+    device: str
+    port: int
+    rail: int
+    remote_rail: int
+    state: str  # unused, opening, ready, stopped, failed
+    failures: int  # of the path, since a request last succeeded
+    operations: int
+    bytes: int
+    retries: int  # requests that were handed out again after a failure
+    reconnects: int  # times that it was opened again
+    errors: int  # completions with an error of their own
+    reason: str  # why it last failed
+
+
+_MAX_LANES = 32
+_STATES = ("unused", "opening", "ready", "stopped", "failed")
+_COUNTS = ("operations", "bytes", "retries", "reconnects", "errors")
+
+
+def _lane(native: Any) -> Lane:
+    return Lane(
+        device=text(native.device),
+        port=native.port,
+        rail=native.rail,
+        remote_rail=native.remote_rail,
+        state=_STATES[native.state],
+        failures=native.failures,
+        reason=text(native.text),
+        **{name: getattr(native, name) for name in _COUNTS},
+    )
 
 
 class Peer:
@@ -68,8 +105,8 @@ class Peer:
         """What has moved: for each provider the transfers that this side started; "served" is
         what the peer did through its stream; "notifications" and "heartbeats" are both ways.
 
-        "retries" are sends that found the stream's socket full. A verbs peer has one rail, whose
-        counts these are; packets that the device sent again are in its own hw_counters.
+        "retries" are sends that found the stream's socket full. `lanes` has what each queue pair
+        did; packets that the device sent again are in its own hw_counters.
         """
         stats = ffi.new("struct tn_peer_stats *")
         with self._core:
@@ -85,6 +122,13 @@ class Peer:
         }
         counts["heartbeats"] = {"sent": stats.heartbeats_sent, "last_heard_ns": stats.last_heard_ns}
         return counts
+
+    def lanes(self) -> list[Lane]:
+        """What each queue pair to this peer is doing and has done; empty without RDMA."""
+        native = ffi.new("struct tn_lane_stats[]", _MAX_LANES)
+        with self._core:
+            count = lib.tn_peer_lanes(self._record.native.pointer, native, _MAX_LANES)
+        return [_lane(native[i]) for i in range(min(count, _MAX_LANES))]
 
     def explain(self, remote: RemoteRegion | None = None) -> list[str]:
         """Which providers this peer could use (for `remote`, if given), and why not the others."""

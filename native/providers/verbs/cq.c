@@ -1,6 +1,7 @@
 /* Completion queues: reaping them, and sleeping until there is something to reap. */
 #include <errno.h>
 #include <string.h>
+#include <sys/epoll.h>
 
 #include "providers/verbs/verbs.h"
 
@@ -133,8 +134,13 @@ void tn_verbs_rail_acknowledge(struct tn_verbs_rail *rail)
 
 void tn_verbs_rail_ready(struct tn_watch *watch, uint32_t events)
 {
-    (void)events;
     struct tn_verbs_rail *rail = tn_container(watch, struct tn_verbs_rail, watch);
+    if (events & (EPOLLERR | EPOLLHUP)) { /* for ever from now on */
+        rail->host->unwatch(rail->host, watch);
+        watch->ready = NULL;
+        tn_verbs_rail_failed(rail, "the kernel has taken the device away");
+        return;
+    }
     struct ibv_cq *cq;
     void *context;
     pthread_mutex_lock(&rail->poll_lock);

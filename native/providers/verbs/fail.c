@@ -75,7 +75,7 @@ static void return_unposted(struct tn_verbs_lane *lane)
         struct tn_verbs_slot *slot = &lane->slots[lane->head & (lane->depth - 1)];
         lane->in_flight -= slot->piece.length;
         if (slot->note >= 0) {
-            link->staged[slot->note].posted = false;
+            tn_verbs_ring_again(link, slot->note);
             continue;
         }
         struct tn_transfer *transfer = slot->transfer;
@@ -120,7 +120,7 @@ static struct tn_transfer *remove_tail(struct tn_verbs_lane *lane)
     atomic_fetch_sub_explicit(&lane->rail->in_flight, 1, memory_order_relaxed);
     lane->in_flight -= slot->piece.length;
     if (slot->note >= 0) {
-        lane->link->staged[slot->note].posted = false;
+        tn_verbs_ring_again(lane->link, slot->note);
         return NULL;
     }
     slot->transfer->held--;
@@ -260,7 +260,7 @@ static void empty(struct tn_verbs_lane *lane, bool again)
     for (; lane->tail < lane->posted; lane->tail++) {
         struct tn_verbs_slot *slot = slot_at(lane, lane->tail);
         if (slot->note >= 0) {
-            link->staged[slot->note].posted = false;
+            tn_verbs_ring_again(link, slot->note);
             continue;
         }
         struct tn_transfer *transfer = slot->transfer;

@@ -31,9 +31,13 @@ int tn_verbs_rail_gid_set(struct tn_verbs_rail *rail, uint32_t index)
                        "GID index %u of %s port %u is empty: has its network interface an address, "
                        "in this namespace?",
                        index, device, port);
+    char kind[sizeof(rail->gid_kind)];
+    tn_verbs_gid_kind(rail, index, kind);
     pthread_mutex_lock(&rail->gid_lock);
     rail->gid = gid;
     rail->options.gid_index = index;
+    memcpy(rail->gid_kind, kind, sizeof(kind));
     pthread_mutex_unlock(&rail->gid_lock);
+    tn_verbs_rail_gid_known(rail);
     return TN_OK;
 }

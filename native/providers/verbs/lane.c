@@ -76,6 +76,8 @@ static int make_queue(struct tn_verbs_lane *lane)
 int tn_verbs_lane_open(struct tn_verbs_lane *lane)
 {
     struct ibv_qp *qp = NULL;
+    if (atomic_load(&lane->rail->down))
+        return tn_fail(TN_UNAVAILABLE, "%s", lane->rail->why_down);
     int status = make_queue(lane);
     if (status == TN_OK)
         status = tn_verbs_ring_open(lane->link, lane->rail);

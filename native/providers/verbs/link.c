@@ -51,7 +51,10 @@ int tn_verbs_link_open(struct tn_verbs *verbs, const struct tn_verbs_link_option
     link->write_only = options->write_only;
     for (uint32_t i = 0; i < options->n_lanes; i++)
         init_lane(link, i, options);
-    link->ring_slots = link->lanes[0].rail->options.notify_slots;
+    link->ring_slots = UINT32_MAX;
+    for (uint32_t i = 0; i < options->n_lanes; i++)
+        if (link->lanes[i].rail->options.notify_slots < link->ring_slots)
+            link->ring_slots = link->lanes[i].rail->options.notify_slots;
     tn_list_init(&link->inbox);
     tn_list_init(&link->pending);
     tn_list_init(&link->queue);
@@ -132,38 +135,64 @@ static int revoke(void *object, struct tn_region *region)
     return tn_verbs_region_revoke(region);
 }
 
-static const char *lane_state(const struct tn_verbs_lane *lane)
+static enum tn_lane_state lane_state(const struct tn_verbs_lane *lane)
 {
     if (atomic_load(&lane->link->ready) >> lane->number & 1)
-        return "ready";
+        return TN_LANE_READY;
     if (lane->broken)
-        return "stopped";
+        return TN_LANE_STOPPED;
     if (lane->qp)
-        return "opening";
-    return lane->failures || lane->text[0] ? "failed" : "not opened yet";
+        return TN_LANE_OPENING;
+    return lane->failures || lane->text[0] ? TN_LANE_FAILED : TN_LANE_UNUSED;
+}
+
+static void lane_stats(const struct tn_verbs_lane *lane, struct tn_lane_stats *out)
+{
+    *out = (struct tn_lane_stats){.port = lane->rail->facts.port,
+                                  .rail = lane->rail->number,
+                                  .remote_rail = lane->remote_rail,
+                                  .state = lane_state(lane),
+                                  .failures = lane->failures,
+                                  .operations = lane->operations,
+                                  .bytes = lane->bytes,
+                                  .retries = lane->retries,
+                                  .reconnects = lane->reconnects,
+                                  .errors = lane->errors};
+    snprintf(out->device, sizeof(out->device), "%s", lane->rail->facts.device);
+    snprintf(out->text, sizeof(out->text), "%s", lane->text);
+}
+
+static uint32_t lanes(void *object, struct tn_lane_stats *out, uint32_t capacity)
+{
+    struct tn_verbs_link *link = object;
+    pthread_mutex_lock(&link->lock);
+    for (uint32_t i = 0; i < link->n_lanes && i < capacity; i++)
+        lane_stats(&link->lanes[i], &out[i]);
+    pthread_mutex_unlock(&link->lock);
+    return link->n_lanes;
 }
 
 static void describe(void *object, char *text, size_t capacity)
 {
+    static const char *const states[] = {"not opened yet", "opening", "ready", "stopped", "failed"};
     struct tn_verbs_link *link = object;
     size_t used = 0;
     text[0] = 0;
-    pthread_mutex_lock(&link->lock);
     for (uint32_t i = 0; i < link->n_lanes && used < capacity; i++) {
-        const struct tn_verbs_lane *lane = &link->lanes[i];
-        const char *state = lane_state(lane);
-        bool ready = strcmp(state, "ready") == 0;
-        int printed =
-            snprintf(text + used, capacity - used,
-                     "verbs lane %u, %s:%u to rail %u: %s%s%s, %llu requests, %llu bytes, "
-                     "%llu again, opened again %llu times\n",
-                     i, lane->rail->facts.device, lane->rail->facts.port, lane->remote_rail, state,
-                     ready || !lane->text[0] ? "" : ": ", ready ? "" : lane->text,
-                     (unsigned long long)lane->operations, (unsigned long long)lane->bytes,
-                     (unsigned long long)lane->retries, (unsigned long long)lane->reconnects);
+        struct tn_lane_stats lane;
+        pthread_mutex_lock(&link->lock);
+        lane_stats(&link->lanes[i], &lane);
+        pthread_mutex_unlock(&link->lock);
+        const char *why = lane.state == TN_LANE_READY ? "" : lane.text;
+        int printed = snprintf(
+            text + used, capacity - used,
+            "verbs lane %u, %s:%u to rail %u: %s%s%s, %llu requests, %llu bytes, "
+            "%llu again, opened again %llu times\n",
+            i, lane.device, lane.port, lane.remote_rail, states[lane.state], why[0] ? ": " : "",
+            why, (unsigned long long)lane.operations, (unsigned long long)lane.bytes,
+            (unsigned long long)lane.retries, (unsigned long long)lane.reconnects);
         used += printed > 0 ? (size_t)printed : 0;
     }
-    pthread_mutex_unlock(&link->lock);
 }
 
 const struct tn_link_ops tn_verbs_link_ops = {
@@ -178,6 +207,7 @@ const struct tn_link_ops tn_verbs_link_ops = {
     .revoke = revoke,
     .message = tn_verbs_message,
     .tick = tn_verbs_tick,
+    .lanes = lanes,
     .describe = describe,
     .close = close_link,
     .free = free_link,

@@ -41,6 +41,7 @@ void tn_verbs_rail_unreference(struct tn_verbs_rail *rail)
 
 static void close_rail(struct tn_verbs_rail *rail)
 {
+    tn_verbs_events_close(rail);
     if (rail->watch.ready)
         rail->host->unwatch(rail->host, &rail->watch);
     tn_verbs_rail_unreference(rail);
@@ -113,7 +114,7 @@ static int open_objects(struct tn_verbs_rail *rail)
     status = rail->host->watch(rail->host, &rail->watch);
     if (status != TN_OK)
         rail->watch.ready = NULL; /* nothing to undo */
-    return status;
+    return status == TN_OK ? tn_verbs_events_open(rail) : status;
 }
 
 static int open_rail(struct tn_verbs_rail *rail)
@@ -174,7 +175,9 @@ void tn_verbs_rail_describe(struct tn_verbs_rail *rail, struct tn_verbs_rail_fac
     out->lid = rail->facts.lid;
     out->mtu = rail->options.mtu;
     out->link_layer = rail->facts.link_layer;
-    memcpy(out->gid, rail->gid.raw, sizeof(out->gid));
+    union ibv_gid gid;
+    (void)tn_verbs_rail_gid(rail, &gid);
+    memcpy(out->gid, gid.raw, sizeof(out->gid));
 }
 
 uint32_t tn_verbs_rail_number(struct tn_verbs_rail *rail)

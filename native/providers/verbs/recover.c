@@ -13,6 +13,8 @@
 #define RETRY_FIRST_NS 10000000u
 #define RETRY_LAST_NS 5000000000u
 #define RETRY_DOUBLINGS 9
+#define SHORT_LIFE_NS 20000000u
+#define SHORT_LIVES 8
 
 struct letter {
     struct tn_list node;
@@ -134,6 +136,8 @@ static void failed_there(struct tn_verbs_lane *lane, const struct tn_verbs_messa
                          uint64_t now)
 {
     char text[TN_TEXT_BYTES];
+    if (lane->refused)
+        return; /* the peer's refusal merely follows ours */
     snprintf(text, sizeof(text), "the peer's end: %.*s", TN_VERBS_REASON, message->text);
     for (char *at = text; *at; at++)
         *at = *at < ' ' || *at > '~' ? '?' : *at;
@@ -173,6 +177,7 @@ static void refuse(struct tn_verbs_lane *lane, enum tn_verbs_kind kind, int stat
     snprintf(text, sizeof(text), "%s", tn_last_error());
     drop(lane);
     tn_verbs_exchange_dropped(&lane->exchange);
+    lane->refused = true;
     failed(lane, text, now);
     say(lane, kind, status < 0 ? status : TN_UNAVAILABLE, text);
 }
@@ -181,6 +186,7 @@ static void be_ready(struct tn_verbs_lane *lane)
 {
     struct tn_verbs_link *link = lane->link;
     lock(link);
+    lane->ready_at = tn_now();
     if (!lane->broken && !link->closed) {
         lane->reconnects += lane->exchange.epoch > 1;
         atomic_fetch_or(&link->ready, 1u << lane->number);
@@ -192,6 +198,7 @@ static void be_ready(struct tn_verbs_lane *lane)
 static void answer(struct tn_verbs_lane *lane, const struct tn_verbs_message *message, uint64_t now)
 {
     int status = tn_verbs_lane_open(lane);
+    lane->refused = false;
     if (status == TN_OK)
         status = tn_verbs_lane_connect(lane, &message->offer);
     if (status == TN_OK)
@@ -311,11 +318,24 @@ static bool hear(struct tn_verbs_link *link, uint64_t now)
 static void begin(struct tn_verbs_lane *lane, uint64_t now)
 {
     enum tn_verbs_kind kind = tn_verbs_exchange_begin(&lane->exchange);
+    lane->refused = false;
     int status = kind == TN_VERBS_OFFER ? tn_verbs_lane_open(lane) : TN_OK;
     if (status == TN_OK)
         say(lane, kind, TN_OK, "");
     else
         refuse(lane, kind, status, now);
+}
+
+/* A lane that was broken by the fault of a request is opened again at once, unless that happens
+ * over and over. */
+static void pause_after_break(struct tn_verbs_lane *lane, bool path, uint64_t now)
+{
+    bool soon = now < lane->ready_at + SHORT_LIFE_NS;
+    lane->short_lives = soon ? lane->short_lives + 1 : 0;
+    if (path)
+        set_pause(lane, now);
+    else if (lane->short_lives > SHORT_LIVES)
+        lane->retry_at = now + RETRY_FIRST_NS;
 }
 
 /* Brings one lane on its way; returns when to look again. */
@@ -330,8 +350,7 @@ static uint64_t look_after(struct tn_verbs_lane *lane, uint64_t now)
         return now + DRAIN_LOOK_NS;
     if (broken) {
         tn_verbs_exchange_dropped(&lane->exchange);
-        if (path)
-            set_pause(lane, now);
+        pause_after_break(lane, path, now);
     }
     replay_if_fenced(lane, now);
     bool asked = lane->exchange.asked;

@@ -187,6 +187,7 @@ static void stage(struct tn_verbs_link *link, int32_t at, struct tn_transfer *tr
     memcpy(note->payload, transfer->notify, transfer->notify_length);
     link->staged[at] =
         (struct tn_verbs_staged){.transfer = transfer, .sequence = link->next_out++, .used = true};
+    link->unposted++;
 }
 
 static void build(struct tn_verbs_lane *lane, int32_t at)
@@ -198,6 +199,7 @@ static void build(struct tn_verbs_lane *lane, int32_t at)
     struct tn_verbs_slot slot = {.note = at};
     struct ibv_send_wr *request = tn_verbs_build(lane, &slot);
     link->staged[at].posted = true;
+    link->unposted--;
     request->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     request->send_flags |= IBV_SEND_SIGNALED;
     if (length <= lane->inline_bytes)
@@ -220,13 +222,19 @@ void tn_verbs_ring_send(struct tn_verbs_link *link)
         struct tn_list *node = tn_list_take_first(&link->notifies);
         stage(link, at, tn_container(node, struct tn_transfer, node));
     }
-    for (int32_t i = 0; i < TN_VERBS_STAGED; i++) {
+    for (int32_t i = 0; link->unposted && i < TN_VERBS_STAGED; i++) {
         struct tn_verbs_staged *staged = &link->staged[i];
         struct tn_verbs_lane *lane =
             staged->used && !staged->posted ? tn_verbs_pick(link, UINT32_MAX) : NULL;
         if (lane)
             build(lane, i);
     }
+}
+
+void tn_verbs_ring_again(struct tn_verbs_link *link, int32_t index)
+{
+    link->staged[index].posted = false;
+    link->unposted++;
 }
 
 void tn_verbs_ring_acknowledged(struct tn_verbs_link *link, int32_t index)

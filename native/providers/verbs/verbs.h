@@ -88,6 +88,14 @@ struct tn_verbs_rail {
     _Atomic uint64_t in_flight; /* requests of all lanes */
     _Atomic bool strict;        /* it has refused relaxed ordering */
 
+    /* Asynchronous events, of the driver but for the first two. */
+    _Atomic bool down; /* lanes are not opened */
+    _Atomic bool dead; /* for good */
+    struct tn_watch async_watch;
+    _Atomic bool port_down;
+    char gid_kind[32];            /* of our row in the GID table, as sysfs names it */
+    char why_down[TN_TEXT_BYTES]; /* written under poll_lock */
+
     pthread_mutex_t poll_lock; /* all below */
     struct tn_verbs_cq cqs[TN_VERBS_MAX_CQS];
     uint32_t n_cqs;
@@ -161,9 +169,12 @@ struct tn_verbs_lane {
     uint32_t index; /* in rail.entries */
     uint16_t generation;
     bool entered;
+    bool refused;       /* it was this end that could not open it, the last time */
     uint64_t broken_at; /* since when the queue pair is being drained */
-    uint64_t retry_at;
-    uint64_t lost_epoch; /* of the queue pair that [tail, posted) were on, if they are `lost` */
+    _Atomic uint64_t retry_at;
+    uint64_t ready_at;
+    uint32_t short_lives; /* so often in a row it broke soon after it was ready */
+    uint64_t lost_epoch;  /* of the queue pair that [tail, posted) were on, if they are `lost` */
     uint32_t depth, signal_every, inline_bytes; /* the last is what the device granted */
     uint32_t sequence;                          /* of our first packet */
 
@@ -244,6 +255,7 @@ struct tn_verbs_link {
     uint64_t peer_ring; /* address, and slots: of the peer's; 0 until a lane was open */
     uint32_t peer_slots;
     struct tn_verbs_staged staged[TN_VERBS_STAGED];
+    uint32_t unposted; /* of them */
 
     struct tn_verbs_lane lanes[]; /* n_lanes */
 };
@@ -277,6 +289,15 @@ int tn_verbs_rail_reap(struct tn_verbs_rail *rail); /* poll_lock held; number of
 int tn_verbs_rail_arm(struct tn_verbs_rail *rail);
 void tn_verbs_rail_ready(struct tn_watch *watch, uint32_t events);
 void tn_verbs_rail_acknowledge(struct tn_verbs_rail *rail);
+
+/* events.c */
+int tn_verbs_events_open(struct tn_verbs_rail *rail);
+void tn_verbs_events_close(struct tn_verbs_rail *rail);
+void tn_verbs_gid_kind(const struct tn_verbs_rail *rail, uint32_t index, char out[32]);
+/* The rail's GID was found (again): it is used if that was what it lacked. */
+void tn_verbs_rail_gid_known(struct tn_verbs_rail *rail);
+/* The device is gone: its lanes stop, and are not opened again. */
+void tn_verbs_rail_failed(struct tn_verbs_rail *rail, const char *what);
 
 /* region.c */
 int tn_verbs_region_open(void *self, struct tn_region *region);
@@ -341,6 +362,8 @@ int tn_verbs_ring_post(struct tn_verbs_lane *lane, struct ibv_qp *qp,
 void tn_verbs_ring_received(struct tn_verbs_lane *lane, const struct ibv_wc *wc);
 /* Gives waiting notifications numbers, and puts those that are not on their way onto a lane. */
 void tn_verbs_ring_send(struct tn_verbs_link *link);
+/* It is on no lane any more, and nobody knows whether it has arrived. */
+void tn_verbs_ring_again(struct tn_verbs_link *link, int32_t index);
 void tn_verbs_ring_acknowledged(struct tn_verbs_link *link, int32_t index);
 void tn_verbs_notify(void *link, struct tn_transfer *transfer);
 

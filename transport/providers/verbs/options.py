@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from transport.config import Settings
     from transport.providers.verbs.devices import Rail
 
+_SYSFS_BYTES = 127
 _RELAXED = {
     "auto": lib.TN_VERBS_RELAXED_AUTO,
     "off": lib.TN_VERBS_RELAXED_OFF,
@@ -21,6 +22,7 @@ def rail_options(rail: Rail, settings: Settings, context: int = 0) -> Any:
     """struct tn_verbs_rail_options; `context` is the address of one that somebody else opened."""
     options = ffi.new("struct tn_verbs_rail_options *")
     options.device = rail.facts.device.encode()
+    options.sysfs = str(settings.verbs_sysfs).encode()[:_SYSFS_BYTES]
     options.port = rail.facts.number
     options.context = ffi.cast("void *", context)
     options.gid_index = rail.gid.index
