@@ -42,6 +42,15 @@ int tn_peer_state(struct tn_peer *peer);
 int tn_peer_send(struct tn_peer *peer, const void *bytes, size_t length);
 void tn_peer_release(struct tn_peer *peer);
 
+struct tn_map;
+int tn_map_begin(struct tn_peer *peer, const struct tn_remote *remote, uint64_t offset,
+                 uint64_t length, struct tn_map **out);
+int tn_map_wait(struct tn_map *map, uint64_t timeout_ns);
+const void *tn_map_shared(struct tn_map *map);
+void *tn_map_copy(struct tn_map *map);
+int tn_map_stale(struct tn_map *map);
+void tn_map_close(struct tn_map *map);
+
 struct tn_counters {
     uint64_t operations, bytes, errors, retries;
     ...;

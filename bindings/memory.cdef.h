@@ -14,6 +14,9 @@ uint64_t tn_segment_bytes(struct tn_segment *segment);
 int tn_segment_reserve(struct tn_segment *segment, uint64_t offset, uint64_t bytes);
 int tn_segment_discard(struct tn_segment *segment, uint64_t offset, uint64_t bytes);
 void tn_segment_close(struct tn_segment *segment);
+void tn_segment_leave(struct tn_segment *segment);
+int tn_segment_held(struct tn_engine *engine, struct tn_segment *segment, uint64_t offset,
+                    uint64_t bytes);
 
 struct tn_remote {
     uint64_t number;

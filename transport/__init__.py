@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transport.engine.batch import Read as Read
     from transport.engine.batch import Write as Write
     from transport.engine.engine import Engine as Engine
+    from transport.engine.mapping import Mapping as Mapping
     from transport.engine.notifications import Notification as Notification
     from transport.engine.notifications import Notifications as Notifications
     from transport.engine.peer import Peer as Peer
@@ -59,6 +60,7 @@ _HOMES = {
     "HipError": "errors",
     "InvalidUse": "errors",
     "LayoutError": "errors",
+    "Mapping": "engine.mapping",
     "NativeError": "errors",
     "NcclError": "errors",
     "Notification": "engine.notifications",

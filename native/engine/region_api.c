@@ -13,6 +13,12 @@ int tn_segment_open(struct tn_engine *engine, uint64_t bytes, uint32_t access,
     return tn_segments_add(engine->segments, bytes, access, out);
 }
 
+int tn_segment_held(struct tn_engine *engine, struct tn_segment *segment, uint64_t offset,
+                    uint64_t bytes)
+{
+    return tn_regions_held(engine->host.regions, tn_segment_number(segment), offset, bytes);
+}
+
 static void close_in_providers(struct tn_region *region)
 {
     if (region->closed_by_providers)

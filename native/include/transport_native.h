@@ -145,6 +145,12 @@ int tn_segment_discard(struct tn_segment *segment, uint64_t offset,
                        uint64_t bytes); /* give its pages back */
 void tn_segment_close(
     struct tn_segment *segment); /* also, and then still needed, after the engine was closed */
+/* As close, but the memory goes on to exist, as it is, for those who map it. */
+void tn_segment_leave(struct tn_segment *segment);
+/* 1: a peer that lives maps some of these bytes (tn_map_begin), so they must not be used again yet.
+ * The regions that covered them must be closed. */
+int tn_segment_held(struct tn_engine *engine, struct tn_segment *segment, uint64_t offset,
+                    uint64_t bytes);
 
 /* What a peer needs to use a region: the C half of a remote handle. Plain data. */
 struct tn_remote {
@@ -236,6 +242,27 @@ int tn_peer_state(
     struct tn_peer *peer); /* TN_PENDING connecting, TN_OK up, negative: why it is down */
 int tn_peer_send(struct tn_peer *peer, const void *bytes, size_t length); /* a control message */
 void tn_peer_release(struct tn_peer *peer);
+
+/* ---- mapping a peer's memory instead of copying it
+ * -----------------------------------------------------------------------------------------------
+ */
+struct tn_map;
+/* Begins to map bytes of a region in a segment of a peer on this host. The peer does not use the
+ * memory again, even after it has closed the region, before tn_map_close or the end of this
+ * process. TN_UNAVAILABLE: it cannot be mapped, and why. */
+int tn_map_begin(struct tn_peer *peer, const struct tn_remote *remote, uint64_t offset,
+                 uint64_t length, struct tn_map **out);
+/* TN_PENDING when the time is over (or on a signal), TN_OK, or why not. One thread at a time. */
+int tn_map_wait(struct tn_map *map, uint64_t timeout_ns);
+/* Once it is there. Read-only: what the owner writes is seen; writing to it is SIGSEGV. */
+const void *tn_map_shared(struct tn_map *map);
+/* May be written to: this process sees its own copy of those pages from then on. */
+void *tn_map_copy(struct tn_map *map);
+/* 1: the region was closed, or its owner has ended: the bytes are what was last there, or what the
+ * owner has put there since. */
+int tn_map_stale(struct tn_map *map);
+/* One that tn_map_wait has seen through also after the engine was closed. */
+void tn_map_close(struct tn_map *map);
 
 struct tn_counters {
     uint64_t operations, bytes, errors;

@@ -333,3 +333,16 @@ bool tn_regions_unguarded(struct tn_region *region)
     pthread_mutex_unlock(&regions->guards_lock);
     return quiet;
 }
+
+bool tn_regions_held(struct tn_regions *regions, uint32_t segment, uint64_t offset, uint64_t bytes)
+{
+    bool held = false;
+    pthread_mutex_lock(&regions->guards_lock);
+    struct tn_list *node = regions->guards.next;
+    for (; !held && node != &regions->guards; node = node->next) {
+        struct tn_guard *guard = tn_container(node, struct tn_guard, node);
+        held = guard->holds && guard->holds(guard, segment, offset, bytes);
+    }
+    pthread_mutex_unlock(&regions->guards_lock);
+    return held;
+}

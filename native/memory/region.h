@@ -63,7 +63,9 @@ struct tn_guard {
     struct tn_list node;
     bool abandoned;
     bool (*quiet)(struct tn_guard *guard,
-                  uint64_t number);       /* no write to region `number` is under way */
+                  uint64_t number); /* no write to region `number` is under way */
+    /* He lives, and maps some of these bytes of segment `number`. Optional. */
+    bool (*holds)(struct tn_guard *guard, uint32_t number, uint64_t offset, uint64_t bytes);
     bool (*gone)(struct tn_guard *guard); /* he can never write again */
     void (*free)(struct tn_guard *guard);
 };
@@ -74,6 +76,9 @@ void tn_regions_guard_abandon(struct tn_regions *regions, struct tn_guard *guard
 void tn_regions_guard_sweep(struct tn_regions *regions);
 /* After tn_regions_revoke: whether no guarded write to the region is under way. */
 bool tn_regions_unguarded(struct tn_region *region);
+/* Whether somebody who lives maps some of these bytes of a segment. All regions that had them must
+ * be revoked: else somebody may begin to right now. */
+bool tn_regions_held(struct tn_regions *regions, uint32_t segment, uint64_t offset, uint64_t bytes);
 
 /* Segments (segment.c): the table is per engine because peers ask for them by number. */
 struct tn_segments;
@@ -92,6 +97,8 @@ struct tn_mapping {
     bool writable;
 };
 int tn_mapping_open(int fd, struct tn_mapping *out);
+/* The checks alone: its size, the size of its pages, whether it may be mapped for writing. */
+int tn_mapping_inspect(int fd, uint64_t *bytes, uint64_t *page, bool *writable);
 void tn_mapping_close(struct tn_mapping *mapping);
 
 #endif

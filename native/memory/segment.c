@@ -228,22 +228,27 @@ int tn_segment_discard(struct tn_segment *segment, uint64_t offset, uint64_t byt
 
 void tn_segment_close(struct tn_segment *segment)
 {
+    /* Peers may keep it mapped until they go; they need not keep its pages. */
+    if (segment->access & TN_WRITE)
+        tn_segment_discard(segment, 0, segment->bytes);
+    tn_segment_leave(segment);
+}
+
+void tn_segment_leave(struct tn_segment *segment)
+{
     struct tn_segments *segments = segment->segments;
     if (segments) {
         pthread_mutex_lock(&segments->lock);
         tn_list_remove(&segment->node);
         pthread_mutex_unlock(&segments->lock);
     }
-    /* Peers may keep it mapped until they go; they need not keep its pages. */
-    if (segment->access & TN_WRITE)
-        tn_segment_discard(segment, 0, segment->bytes);
     tn_sealed_close(&segment->memory);
     free(segment);
 }
 
 /* Ours is a sealed memfd on tmpfs. Anything else could shrink under us (SIGBUS), block, or be a
  * device. */
-static int inspect(int fd, uint64_t *bytes, bool *writable)
+int tn_mapping_inspect(int fd, uint64_t *bytes, uint64_t *page, bool *writable)
 {
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & (F_SEAL_SHRINK | F_SEAL_GROW)) != (F_SEAL_SHRINK | F_SEAL_GROW))
@@ -259,15 +264,16 @@ static int inspect(int fd, uint64_t *bytes, bool *writable)
     if (mode == O_WRONLY)
         return tn_fail(TN_PROTOCOL, "the peer sent shared memory that cannot be read");
     *bytes = (uint64_t)about.st_size;
+    *page = (uint64_t)about.st_blksize;
     *writable = mode == O_RDWR && !(seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE));
     return TN_OK;
 }
 
 int tn_mapping_open(int fd, struct tn_mapping *out)
 {
-    uint64_t bytes;
+    uint64_t bytes, page;
     bool writable;
-    int status = inspect(fd, &bytes, &writable);
+    int status = tn_mapping_inspect(fd, &bytes, &page, &writable);
     if (status == TN_OK) {
         void *address =
             mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd, 0);

@@ -122,6 +122,10 @@ struct tn_link_ops {
     int (*revoke)(void *link, struct tn_region *region);
     /* The region's descriptor for a segment arrived (shm). Optional. */
     void (*segment)(void *link, uint32_t number, int fd);
+    /* Begins to map extent[1] bytes at extent[0] of the region (shm): see tn_map_begin. Optional.
+     */
+    int (*map)(void *link, struct tn_peer *peer, const struct tn_remote *remote,
+               const uint64_t extent[2], struct tn_map **out);
     /* The peer is gone or let go: completes every piece, with `status` where it is the first error.
      * Called once, from the driving thread or tn_engine_close. */
     void (*close)(void *link, int status, const char *text);

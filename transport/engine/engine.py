@@ -17,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 from transport.config import Settings
 from transport.engine import allocate, atomics, factories
 from transport.engine.adopt import Adopted, adopt
-from transport.engine.batch import READ, WRITE, Batch, Read, Write
+from transport.engine.batch import READ, WRITE, Batch, Read, Write, not_remote
 from transport.engine.core import Core
+from transport.engine.mapping import Mapping, map_remote
 from transport.engine.notifications import Notifications
 from transport.engine.peer import Peer
 from transport.engine.prepared import Prepared, prepare
-from transport.engine.submit import Options, submit
+from transport.engine.submit import Options, submit, when_up
 from transport.errors import InvalidUse
 from transport.ffi.handle import Handle
 from transport.memory.host import view
 from transport.memory.region import Region
+from transport.memory.remote import RemoteRegion
 from transport.types import Access, check_timeout
 
 if TYPE_CHECKING:
@@ -36,7 +38,6 @@ if TYPE_CHECKING:
     from transport.control.secret import Source
     from transport.engine.atomics import AtomicTransfer
     from transport.engine.transfer import Transfer
-    from transport.memory.remote import RemoteRegion
 
 
 class Engine(Handle):
@@ -176,6 +177,22 @@ class Engine(Handle):
         wanted = Access.parse(access)
         with self._core as core:
             return adopt(core, what, wanted)
+
+    def map(self, remote: RemoteRegion, *, timeout: float | None = None) -> Mapping:
+        """Maps memory of a peer on this host, instead of copying it.
+
+        `remote` is a region, or a part of one, in pool memory (`empty`, `pool`, `adopt`) that may
+        be read. Raises Unavailable, with the reason, where it cannot be mapped; StaleRegion; and
+        what connecting raises, within `timeout` seconds (default: the setting connect_timeout).
+        """
+        given: Any = remote
+        if not isinstance(given, RemoteRegion):
+            raise not_remote(given)
+        limit = check_timeout(timeout)
+        with self._core as core:
+            record = core.plane.peer(remote.incarnation, remote.addresses)
+        when_up(core, record, limit)
+        return map_remote(core, record, remote, limit)
 
     # ----------------------------------------------------------------------------------- transfers
     def read(

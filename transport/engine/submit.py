@@ -6,12 +6,13 @@ May import batch, transfer, control, ffi and errors. Runs within the engine's ga
 from __future__ import annotations
 
 import concurrent.futures
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transport.engine.batch import KEY_BYTES, OP_NAMES, READ, WRITE
 from transport.engine.core import Flight
 from transport.engine.transfer import Transfer
-from transport.errors import InvalidUse
+from transport.errors import DeadlineExceeded, InvalidUse
 from transport.ffi import check, ffi, lib
 
 if TYPE_CHECKING:
@@ -113,17 +114,22 @@ def allowed(core: Core, record: PeerRecord, options: Options) -> int:
         return core.paths.all
     attached: tuple[str, ...] = ()
     if options.provider is None and options.fallback == "error":
-        attached = _when_up(core, record).providers  # what is attached is known only then
+        attached = when_up(core, record).providers  # what is attached is known only then
     return core.paths.mask(options.provider, options.fallback, attached)
 
 
-def _when_up(core: Core, record: PeerRecord) -> PeerRecord:
+def when_up(core: Core, record: PeerRecord, timeout: float | None = None) -> PeerRecord:
+    """Waits until it is connected. Raises why it is not; DeadlineExceeded after `timeout`."""
+    end = time.monotonic() + (_LONGEST if timeout is None else timeout)
     while not core.gate.closed:
         try:
             return record.ready.result(_LOOK)
         except concurrent.futures.TimeoutError:
             if record.ready.done():  # its own error is of that kind
                 raise
+            if time.monotonic() > end:
+                words = f"peer {record.name} is not connected after {timeout:g} s"
+                raise DeadlineExceeded(words) from None
     raise InvalidUse("this engine is closed")
 
 

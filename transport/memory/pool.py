@@ -3,11 +3,14 @@
 May import ffi and errors. A block comes back when the last view of its memory dies. Finalizers only
 put it into a list; the engine's next call, or its control thread, gives it back. Regions and
 transfers keep the memory's owner alive until they are quiet, so a block that comes back is quiet.
+One that a peer maps is kept aside until it does no more.
 """
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from bisect import bisect_right, insort
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -21,13 +24,14 @@ if TYPE_CHECKING:
 SEGMENT_BYTES = 256 << 20
 """Address space of an ordinary segment; pages come with the blocks. Larger blocks get their own."""
 
+_LOOK = 1.0  # seconds between looks whether a peer still maps what is dead here
 _HUGE = 2 << 20  # a block's own segment is a whole number of huge pages
 
 
 class Segment:
     """One sealed memfd, mapped here."""
 
-    __slots__ = ("access", "allocator", "base", "pointer", "size")
+    __slots__ = ("access", "allocator", "base", "left", "pointer", "size")
 
     def __init__(self, engine: Any, size: int, access: Access) -> None:
         out = ffi.new("struct tn_segment **")
@@ -37,12 +41,20 @@ class Segment:
         self.size = size
         self.access = access
         self.allocator = Allocator(size)
+        self.left = False  # peers map it, and go on to when it is closed here
 
     def __lt__(self, other: Segment) -> bool:
         return self.base < other.base
 
+    def held(self, engine: Any, start: int, size: int) -> bool:
+        """Whether a peer that lives maps some of these bytes."""
+        return bool(lib.tn_segment_held(engine, self.pointer, start, size))
+
     def close(self) -> None:
-        lib.tn_segment_close(self.pointer)
+        if self.left:
+            lib.tn_segment_leave(self.pointer)
+        else:
+            lib.tn_segment_close(self.pointer)
 
 
 class Pool:
@@ -54,6 +66,8 @@ class Pool:
         self._lock = threading.Lock()
         self._segments: list[Segment] = []  # by address
         self._dead: deque[tuple[Segment, int]] = deque()
+        self._held: list[tuple[Segment, int]] = []  # dead here, but peers map them
+        self._next_look = math.inf
         self._orphaned = False
 
     def take(self, size: int, access: Access) -> Any:
@@ -64,6 +78,8 @@ class Pool:
         """
         self.drain()
         with self._lock:
+            if self._held:
+                self._look_again()
             segment, start = self._find_room(size, access)
         status = lib.tn_segment_reserve(segment.pointer, start, rounded(size))
         if status < 0:
@@ -91,14 +107,24 @@ class Pool:
 
     @property
     def has_chores(self) -> bool:
-        return bool(self._dead)
+        return bool(self._dead) or (bool(self._held) and time.monotonic() > self._next_look)
 
     def drain(self) -> None:
         """Gives back the blocks whose memory has died. Not for finalizers: it takes the lock."""
-        if self._dead:
+        if self.has_chores:
             # Nothing but `with` is safe from a Ctrl-C that comes right after the lock was taken.
             with self._lock:
+                if self._held:
+                    self._look_again()
                 self._give_back_dead()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of blocks that nobody here uses but that peers map: not to be used again yet."""
+        with self._lock:
+            self._give_back_dead()
+            self._look_again()
+            return sum(segment.allocator.used[start] for segment, start in self._held)
 
     @property
     def used_bytes(self) -> int:
@@ -110,6 +136,11 @@ class Pool:
         self.drain()
         with self._lock:
             self._orphaned = True
+            for segment in self._segments:
+                segment.left = segment.held(self._engine, 0, segment.size)
+            held, self._held = self._held, []
+            for block in held:
+                self._give_back(*block)
             for segment in [s for s in self._segments if not s.allocator.used]:
                 self._drop(segment)
 
@@ -142,7 +173,21 @@ class Pool:
 
     def _give_back_dead(self) -> None:
         while self._dead:
-            self._give_back(*self._dead.popleft())
+            self._give_back_or_hold(*self._dead.popleft())
+
+    def _give_back_or_hold(self, segment: Segment, start: int) -> None:
+        """Regions that covered the block are closed: they would have kept it alive."""
+        size = segment.allocator.used[start]
+        if not self._orphaned and segment.held(self._engine, start, size):
+            self._held.append((segment, start))
+            self._next_look = time.monotonic() + _LOOK
+        else:
+            self._give_back(segment, start)
+
+    def _look_again(self) -> None:
+        held, self._held = self._held, []
+        for block in held:
+            self._give_back_or_hold(*block)
 
     def _give_back(self, segment: Segment, start: int) -> None:
         segment.allocator.give_back(start)

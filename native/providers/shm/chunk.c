@@ -7,17 +7,7 @@
 
 int tn_shm_chunk_check(const struct tn_shm_chunk *chunk)
 {
-    const struct tn_mapping *directory = &chunk->connection->directory;
-    const struct tn_remote *remote = chunk->remote;
-    _Atomic uint64_t *words = (_Atomic uint64_t *)(void *)directory->address;
-    if (remote->number == 0 || remote->number >= directory->bytes / sizeof(*words))
-        return tn_fail(TN_REMOTE_ACCESS, "the peer cannot have a region %llu",
-                       (unsigned long long)remote->number);
-    /* No region has generation 0, but a free word holds it. */
-    if (remote->generation == 0 || atomic_load(&words[remote->number]) != remote->generation)
-        return tn_fail(TN_STALE, "region %llu was closed (or dropped) by its owner",
-                       (unsigned long long)remote->number);
-    return TN_OK;
+    return tn_shm_bond_check(chunk->connection->bond, chunk->remote);
 }
 
 static void fail(const struct tn_shm_chunk *chunk, int status)

@@ -19,15 +19,16 @@ int tn_shm_connection_create(struct tn_host *host, struct tn_shm_connection **ou
         return tn_fail(TN_NOMEM, "no memory for a connection");
     int status = tn_sys_random(connection->token, sizeof(connection->token));
     if (status == TN_OK)
-        status = tn_hazard_open(&connection->hazards);
+        status = tn_shm_bond_open(&connection->bond);
     if (status != TN_OK) {
         free(connection);
         return status;
     }
+    connection->hazards = connection->bond->hazards;
     connection->hazards_reader = tn_sealed_reader(&connection->hazards);
     if (connection->hazards_reader < 0) {
         status = connection->hazards_reader;
-        tn_sealed_close(&connection->hazards);
+        tn_shm_bond_release(connection->bond);
         free(connection);
         return status;
     }
@@ -35,6 +36,7 @@ int tn_shm_connection_create(struct tn_host *host, struct tn_shm_connection **ou
     connection->death.fd = -1;
     pthread_mutex_init(&connection->lock, NULL);
     tn_list_init(&connection->waiting);
+    tn_list_init(&connection->mapping);
     tn_list_init(&connection->active);
     for (int i = 0; i < TN_SHM_BUCKETS; i++)
         tn_list_init(&connection->segments[i]);
@@ -74,7 +76,7 @@ static int map_directory(struct tn_shm_connection *connection, int fd,
         tn_mapping_close(&directory);
         return tn_fail(TN_PROTOCOL, "what the peer sent is not the region directory it described");
     }
-    connection->directory = directory;
+    connection->directory = connection->bond->directory = directory;
     return TN_OK;
 }
 
@@ -116,7 +118,7 @@ static int accept_offer(struct tn_shm_connection *connection, int pid,
     prove_process_vm(connection, pidfd);
     status = tn_hazard_watch_open(fds[1], pidfd < 0 ? -1 : pidfd, &connection->watch);
     if (status != TN_OK) {
-        tn_mapping_close(&connection->directory);
+        tn_mapping_close(&connection->bond->directory);
         atomic_store(&connection->process_vm, false);
     }
     return status;
@@ -203,13 +205,12 @@ int tn_shm_connection_attach(struct tn_shm_connection *connection, struct tn_pee
 void tn_shm_connection_close(struct tn_shm_connection *connection)
 {
     tn_shm_segments_free(connection);
-    if (connection->accepted) {
-        tn_mapping_close(&connection->directory);
+    if (connection->accepted)
         tn_regions_guard_abandon(connection->host->regions, &connection->watch->guard);
-    }
     if (connection->hazards_reader >= 0)
         close(connection->hazards_reader);
-    tn_sealed_close(&connection->hazards); /* tells the peer that we write no more */
+    atomic_store(&connection->bond->left, true);
+    tn_shm_bond_release(connection->bond);
     pthread_mutex_destroy(&connection->lock);
     free(connection);
 }

@@ -26,17 +26,27 @@ struct tn_shm_segment {
     char reason[96]; /* if refused */
 };
 
+/* Shared by the connection and the mappings made through it, and closed by the last of them. */
+struct tn_shm_bond {
+    _Atomic uint32_t users;
+    struct tn_sealed hazards;    /* ours: where mappings are announced */
+    struct tn_mapping directory; /* the peer's: which of its regions are live */
+    int pidfd;                   /* of the peer, once something was mapped; -1: unknown */
+    _Atomic bool left;           /* the connection is closed */
+};
+
 struct tn_shm_connection {
     struct tn_host *host;
+    struct tn_shm_bond *bond;
 
     /* What we offer. */
-    struct tn_sealed hazards;
-    int hazards_reader; /* -1 once it was attached */
+    struct tn_sealed hazards; /* the bond's */
+    int hazards_reader;       /* -1 once it was attached */
     uint8_t token[TN_KEY_BYTES];
 
     /* What the peer offered. */
     bool accepted;
-    struct tn_mapping directory;
+    struct tn_mapping directory;   /* the bond's */
     struct tn_hazard_watch *watch; /* owned by host->regions: it outlives us if it must */
     pid_t pid;
     uint64_t peer_token_address;
@@ -50,6 +60,7 @@ struct tn_shm_connection {
     char reason[TN_TEXT_BYTES]; /* why process_vm does not work */
     struct tn_list segments[TN_SHM_BUCKETS];
     struct tn_list waiting; /* transfers that wait for a segment */
+    struct tn_list mapping; /* struct tn_map that waits for a segment */
     struct tn_list active;  /* transfers in the engine's work list with pieces to hand out */
     _Atomic bool closed;
     int close_status;
@@ -60,6 +71,15 @@ struct tn_shm_connection {
 int tn_shm_connection_create(struct tn_host *host, struct tn_shm_connection **out);
 void tn_shm_connection_unwatch(struct tn_shm_connection *connection); /* lock held */
 void tn_shm_connection_disable(struct tn_shm_connection *connection, const char *why);
+
+/* bond.c */
+int tn_shm_bond_open(struct tn_shm_bond **out);
+struct tn_shm_bond *tn_shm_bond_use(struct tn_shm_bond *bond);
+void tn_shm_bond_release(struct tn_shm_bond *bond);
+void tn_shm_bond_watch(struct tn_shm_bond *bond, int pidfd);
+/* Whether the region is still what the handle says; TN_OK, TN_STALE or TN_REMOTE_ACCESS. */
+int tn_shm_bond_check(const struct tn_shm_bond *bond, const struct tn_remote *remote);
+bool tn_shm_bond_alive(const struct tn_shm_bond *bond);
 
 /* segments.c; all but release are called with connection->lock held. */
 struct tn_shm_segment *tn_shm_segment_find(struct tn_shm_connection *connection, uint32_t number);

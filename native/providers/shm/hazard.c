@@ -41,6 +41,30 @@ _Atomic uint64_t *tn_hazard_announce(struct tn_hazard_page *page, uint64_t numbe
     }
 }
 
+struct tn_hold *tn_hazard_hold(struct tn_hazard_page *page, uint32_t segment, uint64_t offset,
+                               uint64_t length)
+{
+    for (uint64_t i = 0; i < TN_HAZARD_HOLDS; i++) {
+        struct tn_hold *hold = &page->holds[i];
+        uint64_t none = 0, used = atomic_load(&page->holds_used);
+        if (!atomic_compare_exchange_strong(&hold->segment, &none, UINT64_MAX))
+            continue;
+        while (used <= i && !atomic_compare_exchange_weak(&page->holds_used, &used, i + 1))
+            ;
+        atomic_store(&hold->offset, offset);
+        atomic_store(&hold->length, length);
+        atomic_store(&hold->segment, (uint64_t)segment + 1);
+        atomic_thread_fence(memory_order_seq_cst);
+        return hold;
+    }
+    return NULL;
+}
+
+void tn_hazard_let_go(struct tn_hold *hold)
+{
+    atomic_store_explicit(&hold->segment, 0, memory_order_release);
+}
+
 static struct tn_hazard_watch *watch_of(struct tn_guard *guard)
 {
     return tn_container(guard, struct tn_hazard_watch, guard);
@@ -67,6 +91,22 @@ static bool is_quiet(struct tn_guard *guard, uint64_t number)
         if (atomic_load(&page->slots[i].number) == number)
             return is_gone(guard);
     return true;
+}
+
+/* What the page says is the peer's word: at worst it keeps memory that nobody maps. */
+static bool holds(struct tn_guard *guard, uint32_t number, uint64_t offset, uint64_t bytes)
+{
+    struct tn_hazard_page *page = (void *)watch_of(guard)->mapping.address;
+    uint64_t used = atomic_load(&page->holds_used);
+    for (uint64_t i = 0; i < used && i < TN_HAZARD_HOLDS; i++) {
+        struct tn_hold *hold = &page->holds[i];
+        if (atomic_load(&hold->segment) != (uint64_t)number + 1)
+            continue;
+        uint64_t start = atomic_load(&hold->offset), length = atomic_load(&hold->length);
+        if (start < offset ? length > offset - start : start - offset < bytes)
+            return !is_gone(guard);
+    }
+    return false;
 }
 
 static void free_watch(struct tn_guard *guard)
@@ -101,7 +141,8 @@ int tn_hazard_watch_open(int fd, int pidfd, struct tn_hazard_watch **out)
             close(pidfd);
         return tn_fail(TN_NOMEM, "no memory to watch a peer");
     }
-    watch->guard = (struct tn_guard){.quiet = is_quiet, .gone = is_gone, .free = free_watch};
+    watch->guard =
+        (struct tn_guard){.quiet = is_quiet, .holds = holds, .gone = is_gone, .free = free_watch};
     tn_list_init(&watch->guard.node);
     watch->fd = fd;
     watch->pidfd = pidfd;

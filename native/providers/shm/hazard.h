@@ -10,20 +10,33 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "memory/region.h"
 #include "memory/sealed.h"
 
-#define TN_HAZARD_SLOTS 64 /* threads of one engine that write to one peer at the same moment */
+#define TN_HAZARD_SLOTS 63   /* threads of one engine that write to one peer at the same moment */
+#define TN_HAZARD_HOLDS 8192 /* mappings of one peer's memory */
+
+/* Bytes of a segment of the peer's that are mapped here. */
+struct tn_hold {
+    _Atomic uint64_t segment; /* its number + 1; 0: free, UINT64_MAX: being made */
+    _Atomic uint64_t offset, length;
+    uint64_t unused;
+};
 
 struct tn_hazard_page {
     struct {
         _Atomic uint64_t number; /* of the region, 0: free */
         uint64_t unused[7];      /* a cache line each: writers do not disturb one another */
     } slots[TN_HAZARD_SLOTS];
+    _Atomic uint64_t holds_used; /* all behind are free and were so always */
+    uint64_t unused[7];
+    struct tn_hold holds[TN_HAZARD_HOLDS]; /* memory only as far as they are used */
 };
-_Static_assert(sizeof(struct tn_hazard_page) == 4096, "peers map the page");
+_Static_assert(offsetof(struct tn_hazard_page, holds) == 4096 && sizeof(struct tn_hold) == 32,
+               "peers map the page");
 
 /* The writer's half. The descriptor is locked (flock) as long as writes may come: the owner can see
  * even from another pid namespace, where the process has no pid, whether they still may. */
@@ -33,6 +46,12 @@ static inline void tn_hazard_withdraw(_Atomic uint64_t *slot)
 {
     atomic_store_explicit(slot, 0, memory_order_release);
 }
+
+/* Says that these bytes are mapped, or about to be; NULL: too many are. Look whether the region is
+ * still live afterwards, as a writer does. */
+struct tn_hold *tn_hazard_hold(struct tn_hazard_page *page, uint32_t segment, uint64_t offset,
+                               uint64_t length);
+void tn_hazard_let_go(struct tn_hold *hold);
 
 /* The owner's half. */
 struct tn_hazard_watch {

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "providers/shm/connection.h"
+#include "providers/shm/map.h"
 #include "providers/shm/shm.h"
 
 /* Called with the lock held. */
@@ -154,12 +155,42 @@ static void launch_ready(struct tn_shm_connection *connection)
     }
 }
 
+/* Called with the lock held: a mapping that waits for this segment. */
+static struct tn_map *take_map(struct tn_shm_connection *connection, uint32_t number)
+{
+    struct tn_list *head = &connection->mapping;
+    for (struct tn_list *node = head->next; node != head; node = node->next) {
+        struct tn_map *map = tn_container(node, struct tn_map, node);
+        if (map->remote.segment != number)
+            continue;
+        tn_list_remove(node);
+        return map;
+    }
+    return NULL;
+}
+
+/* Transfers come first; for each descriptor that was asked for one comes. */
+static bool give_to_map(struct tn_shm_connection *connection, uint32_t number, int fd)
+{
+    struct tn_map *map = NULL;
+    pthread_mutex_lock(&connection->lock);
+    struct tn_shm_segment *segment = tn_shm_segment_find(connection, number);
+    if (!segment || segment->state != TN_SHM_ASKED)
+        map = take_map(connection, number);
+    pthread_mutex_unlock(&connection->lock);
+    if (map)
+        tn_shm_map_furnish(map, fd);
+    return map && fd >= 0;
+}
+
 /* A descriptor that we did not ask for is dropped. No descriptor for a segment that we have mapped
  * means that its owner has closed it: its pages go when we unmap it. */
 static void link_segment(void *link, uint32_t number, int fd)
 {
     struct tn_shm_connection *connection = link;
     struct tn_mapping mapping;
+    if (give_to_map(connection, number, fd))
+        return;
     bool got = fd >= 0 && tn_mapping_open(fd, &mapping) == TN_OK;
     pthread_mutex_lock(&connection->lock);
     struct tn_shm_segment *segment = tn_shm_segment_find(connection, number);
@@ -204,6 +235,7 @@ static void link_close(void *link, int status, const char *text)
         tn_transfer_fail(transfer, status, 0, 0, "%s", text);
         tn_transfer_unreference(transfer);
     }
+    tn_shm_maps_fail(connection);
 }
 
 static void link_free(void *link)
@@ -219,6 +251,7 @@ const struct tn_link_ops tn_shm_link_ops = {
     .cancel = link_cancel,
     .revoke = link_revoke,
     .segment = link_segment,
+    .map = tn_shm_map_begin,
     .close = link_close,
     .free = link_free,
 };
