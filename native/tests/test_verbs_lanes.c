@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include "providers/verbs/verbs.h"
 #include "tests/verbs_end.h"
 
 #define MEMORY (8u * MIB)
@@ -121,7 +122,7 @@ static void test_many_notifications_over_two_rails(void)
     close_pair(&a, &b);
 }
 
-/* D11: a thousand failed openings leave no queue pair, and the transfers went elsewhere. */
+/* D11: failed openings leave no queue pair, and the transfers go elsewhere. */
 static void test_failed_openings_leave_nothing(void)
 {
     struct end a, b;
@@ -148,18 +149,40 @@ static void test_failed_openings_leave_nothing(void)
     end_finish(transfer, TN_OK, "rc"); /* it can be opened now */
     CHECK(get("qps") == 2);
     close_pair(&a, &b);
+}
+
+/* D11. The steps themselves, without the pauses between tries, each failing in turn. */
+static void test_a_thousand_openings_that_fail(void)
+{
+    struct tn_verbs_link_options options = {.n_lanes = 1, .remote_rails = {TN_MAX_RAILS}};
+    struct tn_verbs_link *link;
+    struct end a;
+    end_open(&a, library, "fake0", 1, MEMORY);
+    CHECK(tn_verbs_link_open(a.verbs, &options, &link) == TN_INVALID);
+    options.remote_rails[0] = 0;
+    CHECK(tn_verbs_link_open(a.verbs, &options, &link) == TN_OK);
+    struct tn_verbs_lane *lane = &link->lanes[0];
+    long mrs = 0;
     for (int i = 0; i < 1000; i++) {
-        struct tn_verbs_link_options options = {.n_lanes = 1, .remote_rails = {TN_MAX_RAILS}};
-        struct tn_verbs_link *link;
-        if (i == 0)
-            end_open(&a, library, "fake0", 1, MEMORY);
-        CHECK(tn_verbs_link_open(a.verbs, &options, &link) == TN_INVALID);
-        options.remote_rails[0] = 0;
-        CHECK(tn_verbs_link_open(a.verbs, &options, &link) == TN_OK);
-        tn_verbs_link_close(link);
+        struct tn_verbs_offer offer;
+        ctl("create_errno", i % 3 ? 0 : EOPNOTSUPP);
+        int status = tn_verbs_lane_open(lane);
+        CHECK(status == (i % 3 ? TN_OK : TN_SYSTEM));
+        if (status != TN_OK)
+            continue;
+        tn_verbs_lane_offer(lane, &offer);
+        ctl("modify_errno", i % 3 == 1 ? EINVAL : 0);
+        offer.mtu = i % 3 == 1 ? offer.mtu : 1500;
+        CHECK(tn_verbs_lane_connect(lane, &offer) == (i % 3 == 1 ? TN_SYSTEM : TN_PEER_REFUSED));
+        ctl("modify_errno", 0);
+        tn_verbs_lane_drop(lane);
+        mrs = mrs ? mrs : get("mrs");
+        CHECK(get("qps") == 0 && get("mrs") == mrs);
     }
-    CHECK(get("qps") == 0);
+    ctl("create_errno", 0);
+    tn_verbs_link_close(link);
     end_close(&a);
+    CHECK(get("qps") == 0 && get("mrs") == 0 && get("cqs") == 0);
 }
 
 struct racer {
@@ -229,6 +252,7 @@ int main(void)
     test_no_early_notification();
     test_many_notifications_over_two_rails();
     test_failed_openings_leave_nothing();
+    test_a_thousand_openings_that_fail();
     test_both_sides_begin_at_once();
     test_preferred_rail();
     return 0;
