@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -23,20 +24,6 @@ MIB = 1 << 20
 
 
 @contextlib.contextmanager
-def loss(percent):
-    """On what both hosts send."""
-    for host, interface in (("a", "va"), ("b", "vb")):
-        rig.run(
-            *rig.on(host), "tc", "qdisc", "add", "dev", interface, "root", "netem", "loss", percent
-        )
-    try:
-        yield
-    finally:
-        for host, interface in (("a", "va"), ("b", "vb")):
-            rig.run(*rig.on(host), "tc", "qdisc", "del", "dev", interface, "root")
-
-
-@contextlib.contextmanager
 def link_down():
     rig.run("ip", "link", "set", "vb", "down")
     try:
@@ -53,7 +40,7 @@ def test_packet_loss():
             np.zeros(4 * MIB, np.uint8),
         )
         near.write(bytes(4 * MIB), remote).wait(WAIT)
-        with loss("1%"):
+        with rig.netem("loss", "1%"):
             there = near.write(source, remote, notify=b"there", deadline=WAIT).wait()
             back = near.read(remote, into, deadline=WAIT).wait()
             assert far.call("notifications", 1, WAIT) == [(b"there", "x")]
@@ -99,3 +86,75 @@ def test_the_link_stays_down():
                 assert time.monotonic() < end
                 time.sleep(0.2)
         assert np.array_equal(into, pattern(2, MIB))
+
+
+def test_delay_and_jitter():
+    """Packets take 2 to 8 ms and so overtake each other; all is correct, and nothing hangs."""
+    with Engine() as near, FarSide(TWO_HOSTS) as far:
+        remote, source, into = far.make("x", MIB), pattern(3, MIB), np.zeros(MIB, np.uint8)
+        near.write(bytes(MIB), remote).wait(WAIT)
+        with rig.netem("delay", "5ms", "3ms"):
+            for _ in range(4):
+                there = near.write(source, remote, notify=b"there", deadline=WAIT).wait()
+            back = near.read(remote, into, deadline=WAIT).wait()
+            assert len(far.call("notifications", 4, WAIT)) == 4
+        assert there.provider == back.provider == "verbs"
+        assert np.array_equal(into, source)
+
+
+@pytest.mark.parametrize("host", ["a", "b"])
+def test_ports_of_different_mtu(host):
+    """A10: the path MTU is the smaller of both ends', whichever that is."""
+    with rig.mtu(host, f"v{host}", 1500), Engine() as near, FarSide(TWO_HOSTS) as far:
+        remote, source, into = far.make("x", MIB), pattern(4, MIB), np.zeros(MIB, np.uint8)
+        there = near.write(source, remote).wait(WAIT)
+        back = near.read(remote, into).wait(WAIT)
+        assert there.provider == back.provider == "verbs"
+        assert np.array_equal(into, source)
+
+
+def test_the_control_channel_arrives_and_the_data_does_not():
+    """A12: what fails says which of the two works; where TCP is allowed, it carries the bytes."""
+    settings = Settings.from_env(verbs_recovery=2.0, verbs_timeout=8, verbs_retry_count=1)
+    with (
+        rig.second_wire("10.8.2.", rxe=False),
+        Engine(settings=settings) as near,
+        FarSide(TWO_HOSTS, listen="10.8.2.1:0") as far,
+    ):
+        remote, into = far.make("x", MIB, seed=5), np.zeros(MIB, np.uint8)
+        with rig.netem("loss", "100%"):
+            with pytest.raises(TransportError, match="the control channel does"):
+                near.read(remote, into, provider="verbs").wait(WAIT)
+            assert near.read(remote, into).wait(WAIT).provider == "tcp"
+        assert np.array_equal(into, pattern(5, MIB))
+
+
+def test_many_threads_and_both_ends_connect_at_once():
+    """16 threads want one peer that nobody has reached, and it wants us: one link serves all."""
+    with Engine(listen="10.8.0.2:0") as near, FarSide(TWO_HOSTS) as far:
+        remote = far.make("x", MIB, seed=6)
+        mine = np.zeros(16, np.uint8)
+        with near.register(mine) as region:
+            far.begin("run", _MANY, remote=region.remote())
+            with ThreadPoolExecutor(16) as pool:
+                buffers = [np.zeros(MIB, np.uint8) for _ in range(16)]
+                for done in [pool.submit(near.read, remote, into) for into in buffers]:
+                    assert done.result(WAIT).wait(WAIT).provider == "verbs"
+            assert far.answer() == ["verbs"] * 16
+        assert all(np.array_equal(into, pattern(6, MIB)) for into in buffers)
+        assert mine.tolist() == list(range(1, 17))
+        assert len(near.peers) == 1
+        assert rig.resources()["qp"] == 1
+
+
+_MANY = """
+import threading
+found = [None] * 16
+def work(i):
+    part = remote.bytes(i, i + 1)
+    found[i] = servant.engine.write(bytes([i + 1]), part).wait(60).provider
+threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+result = found
+"""

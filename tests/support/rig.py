@@ -12,6 +12,7 @@ import ctypes
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,67 @@ def _move(namespace: int) -> None:
 def run(*command: str) -> str:
     """Standard output; raises when the command fails."""
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+
+
+@contextlib.contextmanager
+def second_wire(*networks: str, rxe: bool = True) -> Iterator[None]:
+    """Another cable between a and b: interfaces va2 and vb2, with addresses .1/::1 and .2/::2 of
+    each network ("10.8.2.", "fd00:8::"), and devices rxe_a2 and rxe_b2. It comes before the engines
+    and goes after them.
+    """
+    run("ip", "-n", "a", "link", "add", "va2", "type", "veth", "peer", "name", "vb2", "netns", "b")
+    try:
+        for number, host in enumerate(("a", "b"), 1):
+            _plug(host, number, networks, rxe)
+        yield
+    finally:
+        run("ip", "-n", "a", "link", "del", "va2")  # its end on b and the devices go with it
+
+
+def _plug(host: str, number: int, networks: tuple[str, ...], rxe: bool) -> None:
+    interface = f"v{host}2"
+    run("ip", "-n", host, "link", "set", interface, "mtu", "4200", "up")
+    for network in networks:
+        width, once = ("64", ["nodad"]) if ":" in network else ("24", [])
+        address = f"{network}{number}/{width}"
+        run("ip", "-n", host, "addr", "add", address, "dev", interface, *once)
+    if rxe:
+        run(*on(host), "rdma", "link", "add", f"rxe_{host}2", "type", "rxe", "netdev", interface)
+        _await_gids(host, f"rxe_{host}2", len(networks))
+
+
+def _await_gids(host: str, device: str, count: int) -> None:
+    """The kernel fills the table from a work queue: the link-local one and one per network."""
+    gids = f"cat /sys/class/infiniband/{device}/ports/1/gids/{{0..7}}"
+    for _ in range(200):
+        text = subprocess.run([*on(host), "bash", "-c", gids], capture_output=True, text=True)
+        if sum(set(line) > {"0", ":"} for line in text.stdout.split()) > count:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{device} has not got its GIDs: {text.stdout}")
+
+
+@contextlib.contextmanager
+def netem(*what: str) -> Iterator[None]:
+    """On what both hosts send over their first wire: `netem("loss", "1%")`."""
+    ends = (("a", "va"), ("b", "vb"))
+    for host, interface in ends:
+        run(*on(host), "tc", "qdisc", "add", "dev", interface, "root", "netem", *what)
+    try:
+        yield
+    finally:
+        for host, interface in ends:
+            run(*on(host), "tc", "qdisc", "del", "dev", interface, "root")
+
+
+@contextlib.contextmanager
+def mtu(host: str, interface: str, size: int) -> Iterator[None]:
+    """Of one interface, and with it of the port behind it."""
+    run("ip", "-n", host, "link", "set", interface, "mtu", str(size))
+    try:
+        yield
+    finally:
+        run("ip", "-n", host, "link", "set", interface, "mtu", "4200")
 
 
 def resources() -> dict[str, int]:

@@ -1,0 +1,75 @@
+"""Which wires the bytes take: several rails, several queue pairs on one, rails of IPv6 only."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import rig
+from verbs_ways import TWO_HOSTS
+
+from transport.config import Settings
+from transport.engine.engine import Engine
+from transport.testing.contract import FarSide
+from transport.testing.servant import pattern
+
+pytestmark = pytest.mark.usefixtures("on_b")
+
+WAIT = 60.0
+MIB = 1 << 20
+SIZE = 16 * MIB + 5
+
+
+def sent(host, interface):
+    """Bytes that the interface has sent."""
+    path = f"/sys/class/net/{interface}/statistics/tx_bytes"
+    return int(rig.run(*rig.on(host), "cat", path))
+
+
+def far_with(**environment):
+    names = {f"TRANSPORT_{name}": value for name, value in environment.items()}
+    return FarSide(dataclasses.replace(TWO_HOSTS, environment=names))
+
+
+def move_both_ways(near, far):
+    remote, source, into = far.make("x", SIZE), pattern(1, SIZE), np.zeros(SIZE, np.uint8)
+    there = near.write(source, remote, notify=b"all of it").wait(WAIT)
+    assert far.call("notifications", 1, WAIT) == [(b"all of it", "x")]
+    assert far.content("x") == source.tobytes()
+    back = near.read(remote, into).wait(WAIT)
+    assert np.array_equal(into, source)
+    assert there.provider == back.provider == "verbs"
+
+
+@pytest.fixture
+def two_wires():
+    with rig.second_wire("10.8.2."):
+        yield
+
+
+def test_pieces_go_over_both_rails(two_wires):
+    with Engine() as near, FarSide(TWO_HOSTS) as far:
+        move_both_ways(near, far)  # the first bytes go over the lane that opens first
+        before = {(h, i): sent(h, f"v{h}{i}") for h in "ab" for i in ("", "2")}
+        move_both_ways(near, far)
+        assert rig.resources()["qp"] == 2
+        for (host, wire), count in before.items():
+            assert sent(host, f"v{host}{wire}") - count > SIZE // 5
+
+
+def test_several_queue_pairs_on_one_rail():
+    settings = Settings.from_env(verbs_qps_per_peer=4)
+    with Engine(settings=settings) as near, far_with(VERBS_QPS_PER_PEER="3") as far:
+        move_both_ways(near, far)
+        assert rig.resources()["qp"] == 3
+
+
+def test_addresses_of_ipv6_only():
+    """A2, A3: the rail has no IPv4 address; its global one is taken, not the link-local."""
+    with rig.second_wire("fd00:8::"):
+        settings = Settings.from_env(verbs_devices=("rxe_b2",))
+        with Engine(settings=settings) as near, far_with(VERBS_DEVICES="rxe_a2") as far:
+            before = sent("b", "vb2")
+            move_both_ways(near, far)
+            assert sent("b", "vb2") - before > SIZE
