@@ -5,6 +5,11 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+static uint32_t depth_of(const struct end *end)
+{
+    return end->shape.depth ? end->shape.depth : END_DEPTH;
+}
+
 static void open_rail(struct end *end, const char *device)
 {
     struct tn_verbs_rail_options options = {.piece_bytes = MIB,
@@ -12,13 +17,15 @@ static void open_rail(struct end *end, const char *device)
                                             .port = 1,
                                             .gid_index = 1,
                                             .send_depth = END_SENDS,
-                                            .notify_slots = END_DEPTH,
+                                            .notify_slots = depth_of(end),
                                             .inline_bytes = 64,
                                             .timeout = 14,
                                             .retry_count = 7,
                                             .rnr_retry = 6,
                                             .min_rnr_timer = 14,
                                             .hop_limit = 64};
+    if (end->shape.slots)
+        options.notify_slots = end->shape.slots;
     snprintf(options.device, sizeof(options.device), "%s", device);
     CHECK(tn_verbs_rail_open(end->verbs, &options, &end->rail) == TN_OK);
 }
@@ -35,7 +42,7 @@ void end_open_shaped(struct end *end, const char *library, const char *device, u
                                         .liveness_ns = LONG,
                                         .inline_bytes = 65536,
                                         .chunk_bytes = MIB,
-                                        .notify_depth = END_DEPTH,
+                                        .notify_depth = shape.depth ? shape.depth : END_DEPTH,
                                         .max_regions = 1024,
                                         .stream_window = 16,
                                         .order = {TN_PROVIDER_VERBS, TN_PROVIDER_TCP},
@@ -80,7 +87,7 @@ void end_accept(struct end *end)
 
 void end_up(struct end *end, int fd)
 {
-    CHECK(tn_peer_up(end->peer, fd, TN_PROVIDER_TCP, END_DEPTH) == TN_OK);
+    CHECK(tn_peer_up(end->peer, fd, TN_PROVIDER_TCP, depth_of(end)) == TN_OK);
 }
 
 void end_close(struct end *end)

@@ -25,6 +25,8 @@ struct end_shape {
     uint32_t lanes;
     const char *more; /* another device, between two of which the lanes alternate */
     uint64_t recovery_ns;
+    uint32_t depth; /* notifications that the peer may send */
+    uint32_t slots; /* of their ring, if they are more */
 };
 
 struct end {

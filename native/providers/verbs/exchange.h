@@ -56,8 +56,8 @@ struct tn_verbs_offer {
 /* As it travels, little-endian. The receiver believes none of it. */
 struct tn_verbs_message {
     uint32_t kind;
-    uint32_t lane; /* of a SUSPECT and its VERDICT: the sender's number for it */
-    uint64_t epoch;
+    uint32_t lane;  /* of a SUSPECT and its VERDICT: the sender's place for it */
+    uint64_t epoch; /* of these two: the number of the question */
     int32_t status;
     uint32_t access; /* of a SUSPECT, as the next five: what was asked for */
     uint64_t region;

@@ -10,6 +10,8 @@
 /* A transfer whose requests were so often the first to fail, on lanes that worked before, is what
  * makes them fail. */
 #define STRIKES 4
+/* An honest peer says at once what was wrong with a request. */
+#define VERDICT_NS 5000000000u
 
 static const struct {
     enum tn_verbs_fault fault;
@@ -102,7 +104,7 @@ void tn_verbs_break(struct tn_verbs_lane *lane, bool path, const char *format, .
     tn_verbs_qp_to_error(lane);
     return_unposted(lane);
     if (path) /* else it is back in a moment */
-        tn_verbs_trouble(link, lane->text);
+        tn_verbs_trouble(lane, lane->text);
     tn_verbs_tick_soon(link);
 }
 
@@ -150,6 +152,7 @@ static bool suspect(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot
         i++;
     struct tn_verbs_message message = {.kind = TN_VERBS_SUSPECT,
                                        .lane = i,
+                                       .epoch = link->questions + 1,
                                        .access = access_of(slot->transfer->op),
                                        .region = remote->number,
                                        .generation = remote->generation,
@@ -160,28 +163,47 @@ static bool suspect(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot
         link->host->send_link(link->host, link->peer, TN_PROVIDER_VERBS, &message,
                               sizeof(message)) != TN_OK)
         return false;
+    tn_verbs_tick_soon(link); /* sets the time until which the answer is waited for */
     struct tn_verbs_suspect *made = &link->suspects[i];
     made->transfer = slot->transfer;
+    made->number = ++link->questions;
+    made->asked_at = tn_now();
     made->error = (uint32_t)wc->status;
     made->vendor = wc->vendor_err;
     snprintf(made->text, sizeof(made->text), "%s", text);
     return true;
 }
 
-void tn_verbs_verdict(struct tn_verbs_link *link, uint32_t index, int status)
+static void end_suspect(struct tn_verbs_suspect *suspect, int status)
 {
-    struct tn_verbs_suspect *suspect = index < TN_VERBS_SUSPECTS ? &link->suspects[index] : NULL;
-    if (!suspect || !suspect->transfer)
-        return;
     struct tn_transfer *transfer = suspect->transfer;
     suspect->transfer = NULL;
-    if (status == TN_STALE)
-        tn_transfer_fail(transfer, TN_STALE, (int)suspect->error, suspect->vendor,
-                         "the region was closed (%s)", suspect->text);
-    else
-        tn_transfer_fail(transfer, TN_REMOTE_ACCESS, (int)suspect->error, suspect->vendor, "%s",
-                         suspect->text);
+    tn_transfer_fail(transfer, status == TN_STALE ? TN_STALE : TN_REMOTE_ACCESS,
+                     (int)suspect->error, suspect->vendor,
+                     status == TN_STALE ? "the region was closed (%s)" : "%s", suspect->text);
     tn_piece_done(transfer, 1);
+}
+
+void tn_verbs_verdict(struct tn_verbs_link *link, uint32_t index, uint64_t number, int status)
+{
+    struct tn_verbs_suspect *suspect = index < TN_VERBS_SUSPECTS ? &link->suspects[index] : NULL;
+    if (suspect && suspect->transfer && suspect->number == number)
+        end_suspect(suspect, status);
+}
+
+uint64_t tn_verbs_acquit(struct tn_verbs_link *link, const struct tn_transfer *transfer,
+                         uint64_t now)
+{
+    uint64_t soonest = UINT64_MAX;
+    for (uint32_t i = 0; i < TN_VERBS_SUSPECTS; i++) {
+        struct tn_verbs_suspect *suspect = &link->suspects[i];
+        uint64_t end = suspect->asked_at + VERDICT_NS;
+        if (suspect->transfer && (suspect->transfer == transfer || end <= now))
+            end_suspect(suspect, TN_REMOTE_ACCESS);
+        else if (suspect->transfer)
+            soonest = end < soonest ? end : soonest;
+    }
+    return soonest;
 }
 
 /* The first request that did not work, at the tail by now. */
@@ -204,10 +226,8 @@ static void blame(struct tn_verbs_lane *lane, const struct ibv_wc *wc, enum tn_v
 
 static void succeeded(struct tn_verbs_lane *lane)
 {
-    struct tn_verbs_link *link = lane->link;
     lane->failures = 0;
-    atomic_store(&link->trouble, 0);
-    link->trouble_since = 0;
+    atomic_fetch_and(&lane->link->trouble, ~(1u << lane->number));
 }
 
 /* Requests complete in order, so one completion speaks for all before it that asked for none: after
@@ -314,13 +334,5 @@ void tn_verbs_fail_waiting(struct tn_verbs_link *link)
         tn_transfer_fail(transfer, link->closed, 0, 0, "%s", link->text);
         tn_transfer_unreference(transfer);
     }
-    for (uint32_t i = 0; i < TN_VERBS_SUSPECTS; i++) {
-        struct tn_transfer *transfer = link->suspects[i].transfer;
-        link->suspects[i].transfer = NULL;
-        if (!transfer)
-            continue;
-        tn_transfer_fail(transfer, TN_REMOTE_ACCESS, (int)link->suspects[i].error,
-                         link->suspects[i].vendor, "%s", link->suspects[i].text);
-        tn_piece_done(transfer, 1);
-    }
+    tn_verbs_acquit(link, NULL, UINT64_MAX);
 }

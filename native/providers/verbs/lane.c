@@ -28,7 +28,7 @@ static int enter(struct tn_verbs_lane *lane)
         index++;
     int status = index < rail->n_entries ? TN_OK : grow_entries(rail);
     if (status == TN_OK)
-        status = tn_verbs_cq_reserve(rail, lane->depth + lane->link->ring_slots, &lane->cq);
+        status = tn_verbs_cq_reserve(rail, lane->depth + rail->receives, &lane->cq);
     if (status == TN_OK) {
         rail->entries[index].lane = lane;
         lane->index = index;
@@ -49,7 +49,7 @@ static void leave(struct tn_verbs_lane *lane)
      * their places are given to another. */
     tn_verbs_rail_reap(rail);
     rail->entries[lane->index].lane = NULL;
-    lane->cq->reserved -= lane->depth + lane->link->ring_slots;
+    lane->cq->reserved -= lane->depth + rail->receives;
     lane->entered = false;
     pthread_mutex_unlock(&rail->poll_lock);
 }

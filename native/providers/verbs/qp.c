@@ -34,7 +34,7 @@ static struct ibv_qp *create(struct tn_verbs_lane *lane, uint32_t inline_bytes)
         .send_cq = lane->cq->cq,
         .recv_cq = lane->cq->cq,
         .cap = {.max_send_wr = lane->depth,
-                .max_recv_wr = lane->link->ring_slots,
+                .max_recv_wr = lane->rail->receives,
                 .max_send_sge = 1,
                 .max_recv_sge = 1,
                 .max_inline_data = inline_bytes},
@@ -74,14 +74,14 @@ int tn_verbs_qp_open(struct tn_verbs_lane *lane, struct ibv_qp **out)
         return tn_fail_errno("%s (vendor 0x%x, part %u, firmware %s) refuses a reliable queue pair "
                              "with %u sends and %u receives",
                              rail->facts.device, rail->facts.vendor, rail->facts.part,
-                             rail->facts.firmware, lane->depth, lane->link->ring_slots);
+                             rail->facts.firmware, lane->depth, rail->receives);
     }
     int status = tn_sys_random(&lane->sequence, sizeof(lane->sequence));
     lane->sequence &= 0xffffff;
     if (status == TN_OK)
         status = to_init(lane, qp);
     if (status == TN_OK)
-        status = tn_verbs_ring_post(lane, qp, lane->link->ring_slots);
+        status = tn_verbs_ring_post(lane, qp, rail->receives);
     if (status == TN_OK)
         *out = qp;
     else

@@ -72,8 +72,9 @@ static void fit_options(struct tn_verbs_rail *rail)
     options->send_depth = 4;
     while (options->send_depth * 2 <= depth) /* a power of two: positions become places by a mask */
         options->send_depth *= 2;
-    options->notify_slots =
-        (uint32_t)smaller(options->notify_slots, rail->facts.max_send_depth); /* the same limit */
+    /* The ring is memory, and holds what the peer may send; a device that takes fewer receive
+     * requests lets the peer's wait until they are renewed. The limit is that of sends. */
+    rail->receives = (uint32_t)smaller(options->notify_slots, rail->facts.max_send_depth);
     uint32_t most = rail->facts.active_mtu ? rail->facts.active_mtu : 256;
     if (!options->mtu || options->mtu > most)
         options->mtu = most;

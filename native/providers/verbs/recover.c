@@ -10,11 +10,9 @@
 /* After this long a queue pair that should give back its requests is destroyed all the same. */
 #define DRAIN_NS 50000000u
 #define DRAIN_LOOK_NS 500000u
-#define RETRY_FIRST_NS 10000000u
-#define RETRY_LAST_NS 5000000000u
-#define RETRY_DOUBLINGS 9
-#define SHORT_LIFE_NS 20000000u
-#define SHORT_LIVES 8
+/* After this long without the peer's word an opening counts as failed, though it may yet succeed.
+ */
+#define ANSWER_NS 2000000000u
 
 struct letter {
     struct tn_list node;
@@ -70,9 +68,12 @@ void tn_verbs_inbox_free(struct tn_verbs_link *link)
 
 static void send(struct tn_verbs_link *link, const struct tn_verbs_message *message)
 {
-    if (link->host->send_link(link->host, link->peer, TN_PROVIDER_VERBS, message,
-                              sizeof(*message)) == TN_AGAIN)
+    int status =
+        link->host->send_link(link->host, link->peer, TN_PROVIDER_VERBS, message, sizeof(*message));
+    if (status == TN_AGAIN)
         accuse(link, "the peer takes no more messages about queue pairs");
+    else if (status == TN_NOMEM) /* it would wait for it for ever */
+        link->host->peer_down(link->host, link->peer, TN_NOMEM, tn_last_error());
 }
 
 static void say(struct tn_verbs_lane *lane, enum tn_verbs_kind kind, int status, const char *text)
@@ -89,7 +90,8 @@ static void say(struct tn_verbs_lane *lane, enum tn_verbs_kind kind, int status,
 static void answer_suspect(struct tn_verbs_link *link, const struct tn_verbs_message *asked)
 {
     struct tn_region *region = NULL;
-    struct tn_verbs_message verdict = {.kind = TN_VERBS_VERDICT, .lane = asked->lane};
+    struct tn_verbs_message verdict = {
+        .kind = TN_VERBS_VERDICT, .lane = asked->lane, .epoch = asked->epoch};
     verdict.status =
         tn_regions_acquire(link->host->regions, asked->region, asked->generation, asked->key,
                            asked->offset, asked->length, asked->access, &region);
@@ -110,24 +112,14 @@ static void unlock(struct tn_verbs_link *link)
     pthread_mutex_unlock(&link->lock);
 }
 
-/* The longer the path has been failing, the later the next try. */
-static void set_pause(struct tn_verbs_lane *lane, uint64_t now)
-{
-    uint32_t doublings = lane->failures ? lane->failures - 1 : 0;
-    if (doublings > RETRY_DOUBLINGS)
-        doublings = RETRY_DOUBLINGS;
-    uint64_t pause = (uint64_t)RETRY_FIRST_NS << doublings;
-    lane->retry_at = now + (pause < RETRY_LAST_NS ? pause : RETRY_LAST_NS);
-}
-
 /* It could not be opened, or not on the other side: `text` says why. */
 static void failed(struct tn_verbs_lane *lane, const char *text, uint64_t now)
 {
     lock(lane->link);
     snprintf(lane->text, sizeof(lane->text), "%s", text);
     lane->failures++;
-    tn_verbs_trouble(lane->link, text);
-    set_pause(lane, now);
+    tn_verbs_trouble(lane, text);
+    tn_verbs_pace_failed(lane, now);
     unlock(lane->link);
 }
 
@@ -195,10 +187,17 @@ static void be_ready(struct tn_verbs_lane *lane)
     unlock(link);
 }
 
+static int open_lane(struct tn_verbs_lane *lane, uint64_t now)
+{
+    lane->begun_at = now;
+    lane->refused = false;
+    lane->link->openings++;
+    return tn_verbs_lane_open(lane);
+}
+
 static void answer(struct tn_verbs_lane *lane, const struct tn_verbs_message *message, uint64_t now)
 {
-    int status = tn_verbs_lane_open(lane);
-    lane->refused = false;
+    int status = open_lane(lane, now);
     if (status == TN_OK)
         status = tn_verbs_lane_connect(lane, &message->offer);
     if (status == TN_OK)
@@ -272,13 +271,14 @@ static bool handle(struct tn_verbs_link *link, const struct tn_verbs_message *me
         answer_suspect(link, message);
     } else if (message->kind == TN_VERBS_VERDICT) {
         lock(link);
-        tn_verbs_verdict(link, message->lane, message->status);
+        tn_verbs_verdict(link, message->lane, message->epoch, message->status);
         unlock(link);
     } else if (message->lane >= link->n_lanes) {
         accuse(link, "the peer sent a message about a queue pair that does not exist");
     } else {
         struct tn_verbs_lane *lane = &link->lanes[message->lane];
-        if (tn_verbs_exchange_ends(&lane->exchange, message) && !dropped(lane, now))
+        bool ends = tn_verbs_exchange_ends(&lane->exchange, message);
+        if (ends && (!dropped(lane, now) || !tn_verbs_pace_opens(link, now)))
             return false;
         take(lane, message, now);
     }
@@ -318,24 +318,28 @@ static bool hear(struct tn_verbs_link *link, uint64_t now)
 static void begin(struct tn_verbs_lane *lane, uint64_t now)
 {
     enum tn_verbs_kind kind = tn_verbs_exchange_begin(&lane->exchange);
+    int status = TN_OK;
+    lane->begun_at = now;
     lane->refused = false;
-    int status = kind == TN_VERBS_OFFER ? tn_verbs_lane_open(lane) : TN_OK;
+    if (kind == TN_VERBS_OFFER)
+        status = open_lane(lane, now);
     if (status == TN_OK)
         say(lane, kind, TN_OK, "");
     else
         refuse(lane, kind, status, now);
 }
 
-/* A lane that was broken by the fault of a request is opened again at once, unless that happens
- * over and over. */
-static void pause_after_break(struct tn_verbs_lane *lane, bool path, uint64_t now)
+/* Between the messages of an exchange; returns when to look again. */
+static uint64_t await_peer(struct tn_verbs_lane *lane, uint64_t now)
 {
-    bool soon = now < lane->ready_at + SHORT_LIFE_NS;
-    lane->short_lives = soon ? lane->short_lives + 1 : 0;
-    if (path)
-        set_pause(lane, now);
-    else if (lane->short_lives > SHORT_LIVES)
-        lane->retry_at = now + RETRY_FIRST_NS;
+    if (lane->exchange.phase == TN_VERBS_IDLE || lane->exchange.phase == TN_VERBS_READY)
+        return UINT64_MAX;
+    if (now < lane->begun_at + ANSWER_NS)
+        return lane->begun_at + ANSWER_NS;
+    lock(lane->link);
+    tn_verbs_trouble(lane, "the peer does not answer the offer of a queue pair");
+    unlock(lane->link);
+    return UINT64_MAX;
 }
 
 /* Brings one lane on its way; returns when to look again. */
@@ -350,16 +354,20 @@ static uint64_t look_after(struct tn_verbs_lane *lane, uint64_t now)
         return now + DRAIN_LOOK_NS;
     if (broken) {
         tn_verbs_exchange_dropped(&lane->exchange);
-        pause_after_break(lane, path, now);
+        tn_verbs_pace_broken(lane, path, now);
     }
     replay_if_fenced(lane, now);
     bool asked = lane->exchange.asked;
-    if (lane->exchange.phase != TN_VERBS_IDLE || !(wanted || asked || lane->lost))
-        return UINT64_MAX;
-    if (now < lane->retry_at)
-        return lane->retry_at;
-    begin(lane, now);
-    return lane->exchange.phase == TN_VERBS_IDLE ? lane->retry_at : UINT64_MAX;
+    if (lane->exchange.phase == TN_VERBS_IDLE && (wanted || asked || lane->lost)) {
+        if (now < lane->retry_at)
+            return lane->retry_at;
+        if (!tn_verbs_pace_opens(link, now))
+            return link->openings_since + TN_VERBS_OPENINGS_NS;
+        begin(lane, now);
+        if (lane->exchange.phase == TN_VERBS_IDLE)
+            return lane->retry_at;
+    }
+    return await_peer(lane, now);
 }
 
 uint64_t tn_verbs_tick(void *object, uint64_t now)
@@ -373,6 +381,8 @@ uint64_t tn_verbs_tick(void *object, uint64_t now)
     lock(link);
     tn_verbs_pump(link);
     uint64_t due = tn_verbs_wait(link, now);
+    next = due < next ? due : next;
+    due = tn_verbs_acquit(link, NULL, now);
     unlock(link);
     return due < next ? due : next;
 }

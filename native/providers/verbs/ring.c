@@ -13,6 +13,23 @@
 
 #include "providers/verbs/verbs.h"
 
+/* Numbers go round at a multiple of the slots: else two on either side of the end would share one.
+ */
+static uint32_t numbers(uint32_t slots)
+{
+    return UINT32_MAX / slots * slots;
+}
+
+static uint32_t number_after(uint32_t number, uint32_t slots)
+{
+    return number + 1 == numbers(slots) ? 0 : number + 1;
+}
+
+static uint32_t distance(uint32_t from, uint32_t to, uint32_t slots)
+{
+    return to >= from ? to - from : numbers(slots) - from + to;
+}
+
 static size_t whole_pages(size_t bytes)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -25,7 +42,8 @@ static int map_ring(struct tn_verbs_link *link)
 {
     size_t ring = whole_pages(link->ring_slots * sizeof(struct tn_verbs_note));
     size_t staged = whole_pages(TN_VERBS_STAGED * sizeof(struct tn_verbs_note));
-    link->arrived = calloc(link->ring_slots, sizeof(*link->arrived));
+    if (!link->arrived)
+        link->arrived = calloc(link->ring_slots, sizeof(*link->arrived));
     if (!link->arrived)
         return tn_fail(TN_NOMEM, "out of memory");
     char *memory =
@@ -122,20 +140,21 @@ static bool deliver(struct tn_verbs_link *link, uint32_t arrived)
  * here. One that was sent again because its sender could not know comes twice. */
 static void arrive(struct tn_verbs_link *link, uint32_t sequence, uint32_t bytes)
 {
-    uint32_t ahead = sequence - link->next_in;
-    if (ahead >= link->ring_slots) {
-        if (-ahead > link->ring_slots + TN_VERBS_STAGED)
+    uint32_t slots = link->ring_slots;
+    bool known = sequence < numbers(slots);
+    if (!known || distance(link->next_in, sequence, slots) >= slots) {
+        if (!known || distance(sequence, link->next_in, slots) > slots + TN_VERBS_STAGED)
             accuse(link, "the peer wrote a notification with a number that is not due");
         return;
     }
-    link->arrived[sequence % link->ring_slots] = bytes ? bytes : 1;
+    link->arrived[sequence % slots] = bytes ? bytes : 1;
     uint32_t *next;
-    while (*(next = &link->arrived[link->next_in % link->ring_slots])) {
+    while (*(next = &link->arrived[link->next_in % slots])) {
         uint32_t arrived = *next;
         *next = 0;
         if (!deliver(link, arrived))
             return;
-        link->next_in++;
+        link->next_in = number_after(link->next_in, slots);
     }
 }
 
@@ -172,7 +191,7 @@ static int32_t free_place(const struct tn_verbs_link *link)
         const struct tn_verbs_staged *staged = &link->staged[i];
         if (!staged->used)
             free_at = i;
-        else if (link->next_out - staged->sequence >= link->peer_slots)
+        else if (distance(staged->sequence, link->next_out, link->peer_slots) >= link->peer_slots)
             return -1;
     }
     return free_at;
@@ -186,7 +205,8 @@ static void stage(struct tn_verbs_link *link, int32_t at, struct tn_transfer *tr
     note->reserved = 0;
     memcpy(note->payload, transfer->notify, transfer->notify_length);
     link->staged[at] =
-        (struct tn_verbs_staged){.transfer = transfer, .sequence = link->next_out++, .used = true};
+        (struct tn_verbs_staged){.transfer = transfer, .sequence = link->next_out, .used = true};
+    link->next_out = number_after(link->next_out, link->peer_slots);
     link->unposted++;
 }
 
@@ -265,4 +285,11 @@ void tn_verbs_notify(void *object, struct tn_transfer *transfer)
         tn_verbs_pump(link);
     }
     pthread_mutex_unlock(&link->lock);
+}
+
+void tn_verbs_notify_drop(struct tn_verbs_link *link, struct tn_transfer *transfer)
+{
+    tn_list_remove(&transfer->node);
+    link->host->credited(link->host, link->peer, 1);
+    tn_notify_done(transfer);
 }

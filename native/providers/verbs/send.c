@@ -114,7 +114,7 @@ int tn_verbs_accepts(void *object, const struct tn_transfer *transfer, char *why
     uint32_t lanes = find_lanes(link, transfer, why, capacity);
     if (!lanes)
         return TN_NO_PATH;
-    if (!atomic_load(&link->trouble) || (atomic_load(&link->ready) & lanes))
+    if (tn_verbs_promising(link, lanes))
         return TN_OK;
     pthread_mutex_lock(&link->lock);
     refuse(why, capacity, "no queue pair works%.0llu, recovering: %s", 0, link->text);
@@ -387,12 +387,14 @@ void tn_verbs_cancel(void *object, struct tn_transfer *transfer)
 {
     struct tn_verbs_link *link = object;
     pthread_mutex_lock(&link->lock);
+    tn_verbs_acquit(link, transfer, 0);
     if (transfer->scratch == link && !tn_list_empty(&transfer->node)) {
-        tn_list_remove(&transfer->node);
-        if (transfer->notifying)
-            tn_notify_done(transfer);
-        else
+        if (transfer->notifying) {
+            tn_verbs_notify_drop(link, transfer);
+        } else {
+            tn_list_remove(&transfer->node);
             tn_transfer_unreference(transfer);
+        }
     }
     pthread_mutex_unlock(&link->lock);
 }

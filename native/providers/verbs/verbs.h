@@ -79,7 +79,8 @@ struct tn_verbs_rail {
     struct tn_verbs_port facts;
     pthread_mutex_t gid_lock;
     union ibv_gid gid;    /* and options.gid_index: under gid_lock, through tn_verbs_rail_gid */
-    uint64_t piece_bytes; /* after the device's limit */
+    uint64_t piece_bytes; /* after the device's limit, as the next */
+    uint32_t receives;    /* of each queue pair */
 
     struct ibv_context *context;
     struct ibv_pd *pd;
@@ -171,6 +172,7 @@ struct tn_verbs_lane {
     bool entered;
     bool refused;       /* it was this end that could not open it, the last time */
     uint64_t broken_at; /* since when the queue pair is being drained */
+    uint64_t begun_at;  /* when the last exchange began here */
     _Atomic uint64_t retry_at;
     uint64_t ready_at;
     uint32_t short_lives; /* so often in a row it broke soon after it was ready */
@@ -185,6 +187,7 @@ struct tn_verbs_lane {
     bool full;                /* the device took no more: until a request comes back */
     bool lost;                /* [tail, posted) were on a queue pair that is gone */
     uint32_t failures;        /* of the path, since a request last succeeded */
+    uint64_t trouble_since;   /* while its bit in link.trouble is set */
     char text[TN_TEXT_BYTES]; /* why it last failed */
     uint32_t peer_ring_rkey;
     /* The send queue: requests [tail, posted) are in flight, or, without a queue pair, of unknown
@@ -209,6 +212,8 @@ struct tn_verbs_staged {
 /* A request that the peer's device refused: its transfer fails when the peer has told why. */
 struct tn_verbs_suspect {
     struct tn_transfer *transfer; /* NULL: unused */
+    uint64_t number;              /* of the question: an answer to an earlier one is none */
+    uint64_t asked_at;
     uint32_t error, vendor;
     char text[TN_TEXT_BYTES];
 };
@@ -227,21 +232,22 @@ struct tn_verbs_link {
     struct tn_list inbox; /* messages of the peer */
     uint32_t inbox_count;
     struct tn_list pending; /* the same, taken in by the driver */
+    uint32_t openings;      /* since openings_since; the driver's, both */
+    uint64_t openings_since;
 
     _Atomic uint32_t
         ready; /* bit mask of the lanes that may be posted to; changed under the lock */
-    _Atomic uint32_t
-        trouble; /* no request has succeeded since a lane failed and no other was ready */
+    _Atomic uint32_t trouble; /* lanes that failed and on which no request has succeeded since */
     /* Lanes are opened, and opened again, from the first transfer or message on. */
     _Atomic bool wanted;
     pthread_mutex_t lock;     /* all below */
     int32_t closed;           /* status that closed it, 0 while it lives */
     char text[TN_TEXT_BYTES]; /* of what closed it, or of the last failure of a path */
-    uint64_t trouble_since;
-    struct tn_list queue;    /* transfers with pieces to pull; a reference is held */
-    struct tn_list notifies; /* transfers whose notification waits for room; no reference: they
-                                cannot be quiet */
+    struct tn_list queue;     /* transfers with pieces to pull; a reference is held */
+    struct tn_list notifies;  /* transfers whose notification waits for room; no reference: they
+                                 cannot be quiet */
     struct tn_verbs_suspect suspects[TN_VERBS_SUSPECTS];
+    uint64_t questions; /* asked so far */
 
     /* Notifications. The memory is made, and registered on a rail, when the first lane needs it. */
     struct tn_verbs_note *ring; /* in; `staged_notes` follow in the same mapping */
@@ -366,6 +372,8 @@ void tn_verbs_ring_send(struct tn_verbs_link *link);
 void tn_verbs_ring_again(struct tn_verbs_link *link, int32_t index);
 void tn_verbs_ring_acknowledged(struct tn_verbs_link *link, int32_t index);
 void tn_verbs_notify(void *link, struct tn_transfer *transfer);
+/* It waits for a number and is to get none: the credit that was taken for it is free again. */
+void tn_verbs_notify_drop(struct tn_verbs_link *link, struct tn_transfer *transfer);
 
 /* send.c; lock held but for accepts, start, cancel */
 int tn_verbs_accepts(void *link, const struct tn_transfer *transfer, char *why, size_t capacity);
@@ -395,7 +403,11 @@ void tn_verbs_replay(struct tn_verbs_lane *lane);
 void tn_verbs_abandon(struct tn_verbs_lane *lane);
 /* The link is closed: gives up what waits. */
 void tn_verbs_fail_waiting(struct tn_verbs_link *link);
-void tn_verbs_verdict(struct tn_verbs_link *link, uint32_t suspect, int status);
+void tn_verbs_verdict(struct tn_verbs_link *link, uint32_t suspect, uint64_t number, int status);
+/* Ends the suspects that have waited too long for the peer's word, and those of `transfer`; returns
+ * when to look again. */
+uint64_t tn_verbs_acquit(struct tn_verbs_link *link, const struct tn_transfer *transfer,
+                         uint64_t now);
 
 /* recover.c */
 void tn_verbs_message(void *link, const void *bytes, size_t length);
@@ -403,8 +415,22 @@ uint64_t tn_verbs_tick(void *link, uint64_t now);
 void tn_verbs_inbox_free(struct tn_verbs_link *link);
 void tn_verbs_tick_soon(struct tn_verbs_link *link); /* with or without the lock */
 
-/* wait.c; lock held: what becomes of transfers that wait while no lane works. */
-void tn_verbs_trouble(struct tn_verbs_link *link, const char *text);
+/* pace.c */
+void tn_verbs_pace_failed(struct tn_verbs_lane *lane, uint64_t now); /* it could not be opened */
+/* Its queue pair is gone; `path`: through no fault of a request. */
+void tn_verbs_pace_broken(struct tn_verbs_lane *lane, bool path, uint64_t now);
+bool tn_verbs_pace_opens(struct tn_verbs_link *link, uint64_t now); /* it may open one now */
+/* So many within so long at most, whatever the peer says. */
+#define TN_VERBS_OPENINGS 256
+#define TN_VERBS_OPENINGS_NS 1000000000u
+
+/* wait.c; lock held: what becomes of transfers that wait while none of their lanes works. */
+void tn_verbs_trouble(struct tn_verbs_lane *lane, const char *text);
+/* Some of the lanes in the mask is ready, or would be in a moment for all that is known. */
+static inline bool tn_verbs_promising(const struct tn_verbs_link *link, uint32_t lanes)
+{
+    return lanes & (atomic_load(&link->ready) | ~atomic_load(&link->trouble));
+}
 uint64_t tn_verbs_wait(struct tn_verbs_link *link, uint64_t now); /* when to look again */
 
 /* link.c */
