@@ -122,6 +122,35 @@ static void test_many_notifications_over_two_rails(void)
     close_pair(&a, &b);
 }
 
+/* A device with room for fewer receives than the peer has credits: its notifications wait for a
+ * receiver that is ready, and none is written over one that was not read. D3. */
+static void test_more_credits_than_receives(void)
+{
+    struct end a, b;
+    struct tn_transfer *sent[200];
+    bool came[200] = {false};
+    ctl("max_qp_wr", 4);
+    open_pair(&a, &b, (struct end_shape){.lanes = 2});
+    write_once(&a, TN_OK, "rc");
+    for (unsigned i = 0; i < 200; i++) {
+        char text[8];
+        snprintf(text, sizeof(text), "%u", i);
+        struct tn_range range = end_range(&a, i * 4096, i * 4096, 4096);
+        sent[i] = end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, text);
+    }
+    for (unsigned i = 0; i < 200; i++) {
+        char text[8];
+        end_expect_note(&b, text, sizeof(text));
+        unsigned which = (unsigned)strtoul(text, NULL, 10);
+        CHECK_TEXT(which < 200 && !came[which], text);
+        came[which] = true;
+    }
+    for (unsigned i = 0; i < 200; i++)
+        end_finish(sent[i], TN_OK, "rc");
+    ctl("max_qp_wr", 1024);
+    close_pair(&a, &b);
+}
+
 /* D11: failed openings leave no queue pair, and the transfers go elsewhere. */
 static void test_failed_openings_leave_nothing(void)
 {
@@ -251,6 +280,7 @@ int main(void)
     test_a_transfer_is_spread();
     test_no_early_notification();
     test_many_notifications_over_two_rails();
+    test_more_credits_than_receives();
     test_failed_openings_leave_nothing();
     test_a_thousand_openings_that_fail();
     test_both_sides_begin_at_once();
