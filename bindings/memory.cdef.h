@@ -37,7 +37,7 @@ struct tn_remote {
 struct tn_region;
 int tn_region_open(struct tn_engine *engine, void *address, uint64_t length, uint32_t access,
                    struct tn_segment *segment, struct tn_region **out);
-enum tn_memory_kind { TN_MEMORY_HOST = ..., TN_MEMORY_DEVICE = ... };
+enum tn_memory_kind { TN_MEMORY_HOST = ..., TN_MEMORY_DEVICE = ..., TN_MEMORY_FILE = ... };
 struct tn_region_options {
     void *address;
     uint64_t length;
@@ -55,6 +55,13 @@ int tn_region_advance(struct tn_region *region, uint64_t *done);
 uint32_t tn_region_missing(struct tn_region *region);
 void tn_region_explain(struct tn_region *region, char *text, size_t capacity);
 int tn_memory_populate(void *address, uint64_t length, int for_writing, uint32_t threads);
+struct tn_backing {
+    uint64_t device, inode, offset;
+    uint32_t writable;
+    char path[...];
+    ...;
+};
+int tn_memory_backing(const void *address, uint64_t length, struct tn_backing *out);
 void tn_region_describe(struct tn_region *region, struct tn_remote *out);
 uint64_t tn_region_keys(struct tn_region *region, uint32_t *keys, uint64_t capacity);
 int tn_region_close(struct tn_region *region, uint64_t timeout_ns);

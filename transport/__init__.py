@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from transport.errors import Unavailable as Unavailable
     from transport.errors import VerbsError as VerbsError
     from transport.errors import VersionMismatch as VersionMismatch
+    from transport.memory.backing import Backing as Backing
     from transport.memory.region import Region as Region
     from transport.memory.remote import RemoteRegion as RemoteRegion
     from transport.types import Access as Access
@@ -53,6 +54,7 @@ _HOMES = {
     "ActorCrashed": "errors",
     "ActorError": "errors",
     "AtomicTransfer": "engine.atomics",
+    "Backing": "memory.backing",
     "Cancelled": "errors",
     "CudaError": "errors",
     "DeadlineExceeded": "errors",

@@ -83,7 +83,7 @@ static void undo(struct tn_region *region)
 int tn_region_open_with(struct tn_engine *engine, const struct tn_region_options *options,
                         struct tn_region **out)
 {
-    if (options->memory > TN_MEMORY_DEVICE || (options->memory && options->segment))
+    if (options->memory > TN_MEMORY_FILE || (options->memory && options->segment))
         return tn_fail(TN_INVALID, "memory of kind %u", options->memory);
     struct tn_region *region;
     int status = tn_regions_add(engine->host.regions, options->address, options->length,
@@ -92,7 +92,7 @@ int tn_region_open_with(struct tn_engine *engine, const struct tn_region_options
         return status;
     region->engine = engine;
     region->remote.memory = options->memory;
-    region->dmabuf_fd = options->memory ? options->dmabuf_fd : -1;
+    region->dmabuf_fd = options->memory == TN_MEMORY_DEVICE ? options->dmabuf_fd : -1;
     region->dmabuf_offset = options->dmabuf_offset;
     status = open_in_providers(region);
     uint64_t done;

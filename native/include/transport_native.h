@@ -170,8 +170,10 @@ struct tn_remote {
     uint32_t keys_at; /* in tn_batch.keys; 0 in a handle that travels */
     uint32_t memory;  /* enum tn_memory_kind */
 };
-/* Device memory is reached by RDMA only: no CPU may touch it. */
-enum tn_memory_kind { TN_MEMORY_HOST = 0, TN_MEMORY_DEVICE = 1 };
+/* Device memory is reached by RDMA only: no CPU may touch it. Behind TN_MEMORY_FILE is a file that
+ * somebody may truncate: it is host memory that is touched by the kernel only, and where it has
+ * ended the region is stale. */
+enum tn_memory_kind { TN_MEMORY_HOST = 0, TN_MEMORY_DEVICE = 1, TN_MEMORY_FILE = 2 };
 #define TN_MAX_KEYS 8192 /* of one region; a handle must fit into a control message */
 
 /* `segment` may be NULL (private memory). A region whose access differs from its segment's is not
@@ -203,6 +205,14 @@ void tn_region_explain(struct tn_region *region, char *text, size_t capacity);
 /* Faults in the pages of some memory, on up to `threads` threads, so that registering finds them;
  * for writing or for reading. Their contents stay as they are. TN_SYSTEM with EFAULT or ENOMEM. */
 int tn_memory_populate(void *address, uint64_t length, int for_writing, uint32_t threads);
+
+/* What lies behind some memory of this process, as /proc/self/maps tells. */
+struct tn_backing {
+    uint64_t device, inode, offset; /* of the first file in it; inode 0: there is none */
+    uint32_t writable;              /* 1: all of it may be written to */
+    char path[TN_TEXT_BYTES];       /* cut, if need be */
+};
+int tn_memory_backing(const void *address, uint64_t length, struct tn_backing *out);
 
 void tn_region_describe(struct tn_region *region, struct tn_remote *out);
 /* The region's key table: how many keys it has (0: key_span is 0); at most `capacity` are written.

@@ -117,19 +117,17 @@ class Engine(Handle):
     ) -> Region:
         """Lets peers use the memory of a tensor, array or buffer, by the handle of the region.
 
-        Read-only memory gives a region that can only be read; asking to "write" it raises
-        InvalidUse. RDMA pins the memory, which takes seconds for hundreds of gigabytes: `progress`
-        is called meanwhile, in this thread, with the bytes that are done and all; Ctrl-C, or an
-        exception that it raises, leaves nothing registered.
+        Memory that cannot be written to, a file mapped read-only say, gives a region that can only
+        be read; asking to "write" it raises InvalidUse. RDMA pins the memory, which takes seconds
+        for hundreds of gigabytes: `progress` is called meanwhile, in this thread, with the bytes
+        that are done and all; Ctrl-C, or an exception that it raises, leaves nothing registered.
         """
         wanted = Access.parse(access)
         found = view(x)
-        if found.readonly and wanted & Access.WRITE:
-            if wanted is Access.WRITE:
-                raise InvalidUse("the memory is read-only; register it with access='read'")
-            wanted = Access.READ
         with self._core as core:
-            region = Region(self, core.regions, core.identity, found, wanted, progress)
+            backing = core.regions.backing(found)
+            wanted = _allowed(wanted, found.readonly or not backing.writable)
+            region = Region(self, core.regions, core.identity, found, wanted, backing, progress)
             core.remember(region)
         return region
 
@@ -357,6 +355,13 @@ class Engine(Handle):
 
     def _describe(self) -> str:
         return self._core.name
+
+
+def _allowed(wanted: Access, readonly: bool) -> Access:
+    """What can be offered of the memory. Raises InvalidUse where nothing of it can."""
+    if wanted is Access.WRITE and readonly:
+        raise InvalidUse("the memory is read-only; register it with access='read'")
+    return Access.READ if readonly else wanted
 
 
 def _check_name(name: object) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transport.errors import InvalidUse, NativeError, Status
 from transport.ffi import failure, ffi, lib, text
 from transport.ffi.handle import Handle
+from transport.memory.backing import POOL, Backing, backing_of
 from transport.memory.host import View, identity_of
 from transport.memory.layout import span
 from transport.memory.registering import Making, Manner
@@ -91,11 +92,18 @@ class RegionTable:
         self._retired: deque[tuple[Any, bool]] = deque()  # by finalizers: pointer, whether closed
         self._quarantine: list[NativeRegion] = []  # closed, but a peer may still touch them
 
-    def open(self, view: View, access: Access, progress: Progress | None = None) -> NativeRegion:
+    def backing(self, view: View) -> Backing:
+        """What lies behind the span of a view's elements."""
+        start, length = _extent(view)
+        return POOL if self._pool.find(start) else backing_of(start, length)
+
+    def open(
+        self, view: View, access: Access, backing: Backing, progress: Progress | None = None
+    ) -> NativeRegion:
         """Registers the span of a view's elements, for peers. Raises NativeError."""
-        low, high = span(view.shape, view.strides, view.itemsize)
-        extent = view.address + low, high - low
-        region = self.open_bytes(extent, access, view.owner, view.readonly, progress)
+        file = backing.kind == "file"
+        extent, readonly = _extent(view), view.readonly or not backing.writable
+        region = self.open_bytes(extent, access, view.owner, readonly, progress, file=file)
         region.identity = identity_of(view)
         with self._lock:
             self._live[region] = None
@@ -109,12 +117,14 @@ class RegionTable:
         keep: Any,
         readonly: bool = False,
         progress: Progress | None = None,
+        *,
+        file: bool = False,
     ) -> NativeRegion:
         """Registers bytes that `find` shall not find: their owner keeps the region himself."""
         start, length = extent
         segment = self._pool.find(start) if length else ffi.NULL
         where = start, length, access.value, segment
-        making = Making(self._engine, self.gate, self.manner, where, progress)
+        making = Making(self._engine, self.gate, self.manner, where, progress, file=file)
         try:
             pointer = making.run(readonly)
         except NativeError as error:
@@ -211,6 +221,12 @@ class RegionTable:
         return self._quarantine
 
 
+def _extent(view: View) -> tuple[int, int]:
+    """Address and length of what lies between the first and the last byte of its elements."""
+    low, high = span(view.shape, view.strides, view.itemsize)
+    return view.address + low, high - low
+
+
 def explain(region: NativeRegion) -> list[str]:
     """One line per rail: how it has registered the region, or why not."""
     out = ffi.new("char[]", _EXPLAINED)
@@ -258,19 +274,21 @@ class Region(Handle):
         identity: Callable[[], tuple[bytes, tuple[str, ...]]],
         view: View,
         access: Access,
+        backing: Backing,
         progress: Progress | None = None,
     ) -> None:
         self._parent = parent  # the engine must outlive its regions
         self._table = table
         self._identity = identity
         self._access = access
+        self._backing = backing
         self._nbytes = view.nbytes
         self._shape = tuple(view.shape)
         self._dtype = view.dtype
         self._strides = None if view.contiguous else view.strides
         self._view: View | None = view
         self._remote: RemoteRegion | None = None
-        self._native = table.open(view, access, progress)
+        self._native = table.open(view, access, backing, progress)
         self._open()
 
     @property
@@ -291,6 +309,11 @@ class Region(Handle):
     def access(self) -> Access:
         """What peers may do."""
         return self._access
+
+    @property
+    def backing(self) -> Backing:
+        """What lies behind the memory: the pool, a file that may be truncated, or neither."""
+        return self._backing
 
     @property
     def quiet(self) -> bool:

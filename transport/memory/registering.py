@@ -38,7 +38,9 @@ class Manner:
 
 
 class Making:
-    """One region on its way. `where` is address, length, access bits and segment."""
+    """One region on its way. `where` is address, length, access bits and segment; `file` tells that
+    the memory is of a file, which may end.
+    """
 
     def __init__(
         self,
@@ -47,18 +49,21 @@ class Making:
         manner: Manner,
         where: tuple[int, int, int, Any],
         progress: Progress | None,
+        *,
+        file: bool = False,
     ) -> None:
         self._engine = engine  # struct tn_engine *
         self._gate = gate
         self._manner = manner
         self._address, self._length, self._access, self._segment = where
         self._progress = progress
+        self._memory = lib.TN_MEMORY_FILE if file else lib.TN_MEMORY_HOST
 
     def run(self, readonly: bool) -> Any:
         """The `struct tn_region *`. Raises NativeError, or what `progress` raises."""
         prefault = self._manner.prefault
         large = bool(prefault) and self._length >= prefault
-        if not large and self._progress is None:
+        if not large and self._progress is None and self._memory == lib.TN_MEMORY_HOST:
             return self._at_once()
         out = ffi.new(_OUT)
         try:
@@ -100,6 +105,7 @@ class Making:
         options.length = self._length
         options.segment = self._segment
         options.access = self._access
+        options.memory = self._memory
         options.in_steps = 1
         options.dmabuf_fd = -1
         done = ffi.new("uint64_t *")

@@ -79,7 +79,7 @@ class Owner(NamedTuple):
 def _check_keys(length: int, rkeys: Sequence[int], tail: tuple[int, int, int], nbytes: int) -> None:
     """The key table must have a row for each rail, and each row a key for each span."""
     span, keys_at, memory = tail
-    _require(keys_at == 0 and memory in (0, 1), "its native part is not one that travels")
+    _require(keys_at == 0 and memory in (0, 1, 2), "its native part is not one that travels")
     if not span:
         _require(nbytes == 0, "it has keys that it does not need")
         return

@@ -100,6 +100,11 @@ static void fail_fault(const struct tn_shm_chunk *chunk, uint64_t local, uint64_
         tn_transfer_fail(transfer, TN_STALE, 0, 0, "%s", tn_last_error());
     else if (tn_shm_process_vm_probe(chunk->connection) != 0)
         lost(chunk); /* the process ended, or runs another program */
+    else if (chunk->remote->memory == TN_MEMORY_FILE)
+        tn_transfer_fail(transfer, TN_STALE, EFAULT, 0,
+                         "the file behind region %llu has become too short: who may truncate it "
+                         "has done so",
+                         (unsigned long long)chunk->remote->number);
     else
         tn_transfer_fail(transfer, TN_REMOTE_ACCESS, EFAULT, 0,
                          "the peer's memory at %#llx cannot be %s; has it been unmapped?",

@@ -3,6 +3,7 @@
 
 #include "base/copy.h"
 #include "base/status.h"
+#include "memory/backing.h"
 #include "providers/shm/shm.h"
 
 #define SELF_PIECES 64
@@ -30,6 +31,15 @@ static void copy_piece(const struct tn_transfer *transfer, const struct tn_piece
         tn_copy_hint(to, from, piece->length, transfer->bytes);
 }
 
+/* One side's file may end. */
+static int copy_by_kernel(const struct tn_transfer *transfer, const struct tn_piece *piece,
+                          uint64_t remote)
+{
+    void *local = (void *)(uintptr_t)piece->local, *there = (void *)(uintptr_t)remote;
+    return transfer->op == TN_OP_WRITE ? tn_backing_write(there, local, piece->length)
+                                       : tn_backing_read(local, there, piece->length);
+}
+
 static int move_piece(struct tn_transfer *transfer, const struct tn_piece *piece)
 {
     const struct tn_remote *remote = piece->remote;
@@ -40,9 +50,13 @@ static int move_piece(struct tn_transfer *transfer, const struct tn_piece *piece
                            piece->remote_offset, piece->length, access, &region);
     if (status != TN_OK)
         return status;
-    copy_piece(transfer, piece, region->remote.address + piece->remote_offset);
+    uint64_t there = region->remote.address + piece->remote_offset;
+    if (region->remote.memory == TN_MEMORY_FILE)
+        status = copy_by_kernel(transfer, piece, there);
+    else
+        copy_piece(transfer, piece, there);
     tn_region_unuse(region);
-    return TN_OK;
+    return status;
 }
 
 /* A range onto itself, shifted, is right only if it is moved at once. */

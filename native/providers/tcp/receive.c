@@ -54,6 +54,8 @@ static void finish_sink(struct tn_link *link)
 {
     struct tn_sink sink = link->sink;
     link->sink = (struct tn_sink){.kind = TN_SINK_NONE};
+    if (sink.kind == TN_SINK_WRITE && sink.buffer)
+        tn_link_store(sink.answer, &sink.header, sink.buffer);
     if (sink.kind == TN_SINK_DATA)
         tn_link_data_here(link, sink.request);
     else if (sink.kind == TN_SINK_WRITE)

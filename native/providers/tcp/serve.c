@@ -2,6 +2,8 @@
  * checked per request; the region counts as used until the last byte of the request has moved. */
 #include <stdlib.h>
 
+#include "base/status.h"
+#include "memory/backing.h"
 #include "providers/tcp/state.h"
 
 static bool pool_init(struct tn_link *link)
@@ -66,19 +68,43 @@ static void count_served(struct tn_link *link, uint64_t bytes)
     atomic_fetch_add_explicit(&link->served_bytes, bytes, memory_order_relaxed);
 }
 
+/* Its bytes are taken at once, where a file that ends can still be told. */
+static void copy_file(struct tn_answer *answer, const struct tn_header *header)
+{
+    int status = TN_NOMEM;
+    answer->copy = malloc(header->length);
+    if (answer->copy)
+        status = tn_backing_read(answer->copy, memory_of(answer, header), header->length);
+    answer->frame.header.status = (int16_t)status;
+    release_region(answer);
+    if (status == TN_OK)
+        return;
+    free(answer->copy);
+    answer->copy = NULL;
+}
+
 void tn_link_serve_read(struct tn_link *link, const struct tn_header *header)
 {
     struct tn_answer *answer = take_answer(link, header, TN_FRAME_DATA, TN_READ);
     if (!answer)
         return;
-    if (answer->region && header->length) {
-        answer->frame.payload = memory_of(answer, header);
+    bool file = answer->region && answer->region->remote.memory == TN_MEMORY_FILE;
+    if (file && header->length)
+        copy_file(answer, header);
+    if ((answer->region || answer->copy) && header->length) {
+        answer->frame.payload = answer->copy ? answer->copy : memory_of(answer, header);
         answer->frame.bytes = answer->frame.header.length = header->length;
         tn_list_append(&link->answers, &answer->frame.node);
         return;
     }
     release_region(answer);
     tn_list_append(&link->urgent, &answer->frame.node);
+}
+
+static void refuse(struct tn_answer *answer, int status)
+{
+    release_region(answer);
+    answer->frame.header.status = (int16_t)status;
 }
 
 void tn_link_serve_write(struct tn_link *link, const struct tn_header *header)
@@ -90,11 +116,28 @@ void tn_link_serve_write(struct tn_link *link, const struct tn_header *header)
         tn_link_write_here(link, answer);
         return;
     }
+    uint8_t *to = answer->region ? memory_of(answer, header) : NULL, *buffer = NULL;
+    if (to && answer->region->remote.memory == TN_MEMORY_FILE) {
+        to = buffer = malloc(header->length);
+        if (!buffer)
+            refuse(answer, TN_NOMEM);
+    }
     link->sink = (struct tn_sink){.kind = TN_SINK_WRITE,
-                                  .to = answer->region ? memory_of(answer, header) : NULL,
+                                  .to = to,
+                                  .buffer = buffer,
+                                  .header = *header,
                                   .left = header->length,
                                   .bulk = header->length >= TN_LINK_STAGING_BUSY,
                                   .answer = answer};
+}
+
+void tn_link_store(struct tn_answer *answer, const struct tn_header *header, const uint8_t *bytes)
+{
+    int status = TN_OK;
+    if (answer->region)
+        status = tn_backing_write(memory_of(answer, header), bytes, header->length);
+    if (status != TN_OK)
+        refuse(answer, status);
 }
 
 void tn_link_write_here(struct tn_link *link, struct tn_answer *answer)
@@ -110,6 +153,8 @@ void tn_link_answer_sent(struct tn_link *link, struct tn_answer *answer)
     if (answer->frame.header.type == TN_FRAME_DATA && answer->frame.header.status == TN_OK)
         count_served(link, answer->length);
     release_region(answer);
+    free(answer->copy);
+    answer->copy = NULL;
     tn_list_append(&link->idle_answers, &answer->frame.node);
     link->answers_busy--;
 }
@@ -161,8 +206,10 @@ void tn_link_rest_pool(struct tn_link *link)
 
 void tn_link_serve_fini(struct tn_link *link)
 {
-    for (uint32_t i = 0; link->pool && i < link->pool_size; i++)
+    for (uint32_t i = 0; link->pool && i < link->pool_size; i++) {
         release_region(&link->pool[i]);
+        free(link->pool[i].copy);
+    }
     free(link->pool);
     link->pool = NULL;
 }

@@ -65,6 +65,7 @@ struct tn_answer {
     struct tn_frame frame;
     struct tn_region *region; /* in use by it; NULL: refused, revoked or done */
     uint64_t length;          /* asked for */
+    uint8_t *copy;            /* of memory behind which is a file; NULL: none is needed */
 };
 
 struct tn_message {
@@ -85,7 +86,7 @@ struct tn_sink {
     struct tn_request *request;
     struct tn_answer *answer;
     struct tn_header header; /* of a message */
-    uint8_t *buffer;         /* of a message */
+    uint8_t *buffer;         /* of a message; of a write to memory behind which is a file */
 };
 
 struct tn_link {
@@ -199,6 +200,8 @@ void tn_link_fail_requests(struct tn_link *link, int status, const char *text);
 bool tn_link_can_serve(const struct tn_link *link);
 void tn_link_serve_read(struct tn_link *link, const struct tn_header *header);
 void tn_link_serve_write(struct tn_link *link, const struct tn_header *header);
+/* Puts what came where it belongs, if that is memory behind which is a file. */
+void tn_link_store(struct tn_answer *answer, const struct tn_header *header, const uint8_t *bytes);
 void tn_link_write_here(struct tn_link *link, struct tn_answer *answer);
 void tn_link_answer_sent(struct tn_link *link, struct tn_answer *answer);
 int tn_link_revoke(void *link, struct tn_region *region);

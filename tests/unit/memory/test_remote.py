@@ -267,7 +267,7 @@ def test_a_key_table_travels(way):
         {"rkeys": (0,)},
         {"rkeys": (1, 2, 3)},
         {"keys_at": 1},
-        {"memory": 2},
+        {"memory": 3},
     ],
     ids=str,
 )
