@@ -89,7 +89,18 @@ struct tn_range {
     int64_t local_stride;
     int64_t remote_stride;
     uint32_t remote;
-    uint32_t reserved;
+    uint32_t outer;
+    ...;
+};
+#define TN_MAX_OUTER ...
+struct tn_dim {
+    uint64_t count;
+    int64_t local_stride, remote_stride;
+    ...;
+};
+struct tn_outer {
+    uint64_t dims;
+    struct tn_dim dim[...];
     ...;
 };
 struct tn_batch {
@@ -107,8 +118,31 @@ struct tn_batch {
     uint64_t n_keys;
     uint64_t operand;
     uint64_t expected;
+    const struct tn_outer *outers;
+    uint64_t n_outers;
     ...;
 };
+
+struct tn_numbers {
+    const void *at;
+    int64_t stride;
+    uint64_t width;
+    ...;
+};
+struct tn_blocks_side {
+    struct tn_numbers places, lengths;
+    uint64_t start, bytes, pages;
+    int64_t step;
+    ...;
+};
+struct tn_blocks {
+    struct tn_blocks_side local, remote;
+    struct tn_region *local_region;
+    uint64_t count;
+    uint32_t remote_index;
+    ...;
+};
+int tn_blocks_fill(const struct tn_blocks *blocks, struct tn_range *ranges, uint64_t *filled);
 int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out);
 
 struct tn_result {

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from transport.engine.atomics import AtomicTransfer as AtomicTransfer
     from transport.engine.batch import Read as Read
     from transport.engine.batch import Write as Write
+    from transport.engine.blocks import Blocks as Blocks
     from transport.engine.engine import Engine as Engine
     from transport.engine.mapping import Mapping as Mapping
     from transport.engine.notifications import Notification as Notification
@@ -55,6 +56,7 @@ _HOMES = {
     "ActorError": "errors",
     "AtomicTransfer": "engine.atomics",
     "Backing": "memory.backing",
+    "Blocks": "engine.blocks",
     "Cancelled": "errors",
     "CudaError": "errors",
     "DeadlineExceeded": "errors",

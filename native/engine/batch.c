@@ -5,14 +5,36 @@
 
 #include "engine/engine.h"
 
-/* First and last byte of all rows, in 128 bits so that nothing overflows. */
-static void extent(uint64_t start, uint64_t length, uint64_t rows, int64_t stride, __int128 *first,
-                   __int128 *last)
+/* Bytes that one side of a range touches, in 128 bits so that nothing overflows. */
+struct extent {
+    __int128 first, last;
+};
+
+/* Farther than any address is far enough: a few such distances are summed. */
+static void stretch(struct extent *extent, uint64_t count, int64_t stride)
 {
-    __int128 travel = (__int128)(rows - 1) * stride;
-    *first = start;
-    *last = (__int128)start + length;
-    *(travel < 0 ? first : last) += travel;
+    const __int128 far = (__int128)1 << 66;
+    __int128 travel = (__int128)(count - 1) * stride;
+    if (travel < 0)
+        extent->first += travel < -far ? -far : travel;
+    else
+        extent->last += travel > far ? far : travel;
+}
+
+static struct extent extent_of(const struct tn_batch *batch, const struct tn_range *range,
+                               bool local)
+{
+    uint64_t start = local ? range->local_address : range->remote_offset;
+    struct extent extent = {start, (__int128)start + range->length};
+    stretch(&extent, range->rows, local ? range->local_stride : range->remote_stride);
+    if (!range->outer)
+        return extent;
+    const struct tn_outer *outer = &batch->outers[range->outer - 1];
+    for (uint64_t i = 0; i < outer->dims; i++) {
+        const struct tn_dim *dim = &outer->dim[i];
+        stretch(&extent, dim->count, local ? dim->local_stride : dim->remote_stride);
+    }
+    return extent;
 }
 
 static uint32_t needed_access(uint32_t op)
@@ -29,40 +51,50 @@ static int check_remote(const struct tn_batch *batch, const struct tn_range *ran
                        needed == TN_READ    ? "read"
                        : needed == TN_WRITE ? "write"
                                             : "read and write");
-    __int128 first, last;
-    extent(range->remote_offset, range->length, range->rows, range->remote_stride, &first, &last);
-    if (first < 0 || last > remote->length)
+    struct extent extent = extent_of(batch, range, false);
+    if (extent.first < 0 || extent.last > remote->length)
         return tn_fail(TN_REMOTE_ACCESS,
                        "the transfer reaches outside the remote region of %llu bytes",
                        (unsigned long long)remote->length);
     return TN_OK;
 }
 
-static int check_local(const struct tn_range *range)
+static int check_local(const struct tn_batch *batch, const struct tn_range *range)
 {
-    __int128 first, last;
-    extent(range->local_address, range->length, range->rows, range->local_stride, &first, &last);
-    if (first <= 0 || last > (__int128)UINT64_MAX)
+    struct extent extent = extent_of(batch, range, true);
+    if (extent.first <= 0 || extent.last > (__int128)UINT64_MAX)
         return tn_fail(TN_INVALID, "the local rows leave the address space");
     const struct tn_region *region = range->local_region;
-    if (region && (first < region->remote.address ||
-                   last > (__int128)region->remote.address + region->remote.length))
+    if (region && (extent.first < region->remote.address ||
+                   extent.last > (__int128)region->remote.address + region->remote.length))
         return tn_fail(TN_INVALID, "the transfer reaches outside the local region of %llu bytes",
                        (unsigned long long)region->remote.length);
     return TN_OK;
 }
 
-/* Any range, and the reason if it is refused. */
-static int check_range(const struct tn_batch *batch, const struct tn_range *range, uint64_t *total)
+/* All bytes of a range; true if they are too many to be counted. */
+static bool bytes_overflow(const struct tn_batch *batch, const struct tn_range *range,
+                           uint64_t *bytes)
 {
-    uint64_t bytes;
-    if (__builtin_mul_overflow(range->length, range->rows, &bytes) ||
-        __builtin_add_overflow(*total, bytes, total))
+    bool over = __builtin_mul_overflow(range->length, range->rows, bytes);
+    const struct tn_outer *outer = range->outer ? &batch->outers[range->outer - 1] : NULL;
+    for (uint64_t i = 0; outer && i < outer->dims; i++)
+        over |= __builtin_mul_overflow(*bytes, outer->dim[i].count, bytes);
+    return over;
+}
+
+/* Any range, and the reason if it is refused; how many bytes it has otherwise. */
+static int check_range(const struct tn_batch *batch, const struct tn_range *range, uint64_t *bytes)
+{
+    if (range->outer &&
+        (range->outer > batch->n_outers || batch->outers[range->outer - 1].dims > TN_MAX_OUTER))
+        return tn_fail(TN_INVALID, "a range has outer dimensions that the batch does not have");
+    if (bytes_overflow(batch, range, bytes))
         return tn_fail(TN_INVALID, "the transfer is longer than 2^64 bytes");
-    if (!bytes)
+    if (!*bytes)
         return TN_OK;
     int status = check_remote(batch, range);
-    return status == TN_OK ? check_local(range) : status;
+    return status == TN_OK ? check_local(batch, range) : status;
 }
 
 /* What the ranges of a batch that come one after another have in common, mostly: where they may
@@ -142,7 +174,7 @@ static int turn_to(struct bounds *bounds, const struct tn_batch *batch,
 static inline bool is_simple(const struct tn_range *range, const struct bounds *bounds)
 {
     uint64_t length = range->length;
-    return range->rows == 1 && length && length <= bounds->remote_bytes &&
+    return range->rows == 1 && !range->outer && length && length <= bounds->remote_bytes &&
            range->remote_offset <= bounds->remote_bytes - length && length <= bounds->bytes &&
            range->local_address - bounds->first <= bounds->bytes - length;
 }
@@ -154,18 +186,20 @@ static int take_ranges(struct tn_transfer *transfer, const struct tn_batch *batc
     const struct tn_range *range = batch->ranges, *end = range + batch->n_ranges;
     uint64_t total = 0;
     for (; range != end; range++) {
-        uint64_t sum;
+        uint64_t bytes = range->length;
         int status = TN_OK;
         if (range->local_region != bounds.region || range->remote != bounds.remote || !bounds.known)
             status = turn_to(&bounds, batch, transfer, range);
-        if (status == TN_OK && is_simple(range, &bounds) &&
-            !__builtin_add_overflow(total, range->length, &sum))
-            total = sum;
-        else if (status == TN_OK)
-            status = check_range(batch, range, &total);
+        if (status == TN_OK && !is_simple(range, &bounds))
+            status = check_range(batch, range, &bytes);
+        if (status == TN_OK && __builtin_add_overflow(total, bytes, &total))
+            status = tn_fail(TN_INVALID, "the transfer is longer than 2^64 bytes");
         if (status != TN_OK)
             return status;
-        *copy++ = *range;
+        *copy = *range;
+        if (!bytes) /* a dimension that is 0 needs no look later */
+            copy->length = copy->outer = 0;
+        copy++;
     }
     transfer->bytes = total;
     return TN_OK;
@@ -187,7 +221,7 @@ static int check_keys(const struct tn_batch *batch, const struct tn_remote *remo
 static int check_atomic(const struct tn_batch *batch)
 {
     const struct tn_range *range = batch->ranges;
-    if (batch->n_ranges != 1 || range->length != 8 || range->rows != 1)
+    if (batch->n_ranges != 1 || range->length != 8 || range->rows != 1 || range->outer)
         return tn_fail(TN_INVALID, "an atomic operation is on one word of 8 bytes");
     if (range->remote >= batch->n_remotes)
         return TN_OK; /* refused soon */
@@ -224,14 +258,17 @@ static int make_room(struct tn_transfer *transfer, const struct tn_batch *batch)
 {
     transfer->remotes = room_for(batch->n_remotes, sizeof(*batch->remotes));
     transfer->ranges = room_for(batch->n_ranges, sizeof(*batch->ranges));
+    transfer->outers = batch->n_outers ? room_for(batch->n_outers, sizeof(*batch->outers)) : NULL;
     transfer->notify = batch->notify ? room_for(batch->notify_length, 1) : NULL;
     transfer->keys = batch->n_keys ? room_for(batch->n_keys, sizeof(*batch->keys)) : NULL;
     if (!transfer->remotes || !transfer->ranges || (batch->notify && !transfer->notify) ||
-        (batch->n_keys && !transfer->keys))
+        (batch->n_keys && !transfer->keys) || (batch->n_outers && !transfer->outers))
         return tn_fail(TN_NOMEM, "no memory for a transfer of %llu ranges",
                        (unsigned long long)batch->n_ranges);
     if (batch->n_remotes)
         memcpy(transfer->remotes, batch->remotes, batch->n_remotes * sizeof(*batch->remotes));
+    if (batch->n_outers)
+        memcpy(transfer->outers, batch->outers, batch->n_outers * sizeof(*batch->outers));
     transfer->split = batch->n_keys != 0;
     if (batch->n_keys)
         memcpy(transfer->keys, batch->keys, batch->n_keys * sizeof(*batch->keys));

@@ -319,7 +319,8 @@ int tn_peer_lanes(struct tn_peer *peer, struct tn_lane_stats *lanes, uint32_t ca
  * ---------------------------------------------------------------------------------------------------
  */
 /* `rows` rows of `length` bytes; row r begins at local_address + r * local_stride and remote_offset
- * + r * remote_stride. */
+ * + r * remote_stride. All of that once for each index of the outer dimensions, if there are any.
+ */
 struct tn_range {
     uint64_t local_address;
     struct tn_region *local_region; /* may be NULL; RDMA needs it */
@@ -329,7 +330,17 @@ struct tn_range {
     int64_t local_stride;
     int64_t remote_stride;
     uint32_t remote; /* index into tn_batch.remotes */
-    uint32_t reserved;
+    uint32_t outer;  /* 1 + index into tn_batch.outers; 0: none */
+};
+
+#define TN_MAX_OUTER 6
+/* The dimensions round the rows of a range, the outermost first. */
+struct tn_outer {
+    uint64_t dims;
+    struct tn_dim {
+        uint64_t count;
+        int64_t local_stride, remote_stride;
+    } dim[TN_MAX_OUTER];
 };
 
 struct tn_batch {
@@ -347,11 +358,43 @@ struct tn_batch {
     uint64_t n_keys;
     uint64_t operand;  /* of an atomic operation: what is added, or swapped in */
     uint64_t expected; /* compare and swap: if this is there */
+    const struct tn_outer *outers;
+    uint64_t n_outers;
 };
 
 /* Checks everything, then begins. The structs are copied; the memory must stay until the transfer
  * is quiet. */
 int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out);
+
+/* `count` signed numbers of `width` bytes (4 or 8), `stride` bytes apart (0: one for all). */
+struct tn_numbers {
+    const void *at; /* NULL: none are given */
+    int64_t stride;
+    uint64_t width;
+};
+
+/* Where blocks lie on one side. */
+struct tn_blocks_side {
+    struct tn_numbers places;  /* none: one after another, and they are all of it */
+    struct tn_numbers lengths; /* none: the other side's */
+    uint64_t start;            /* of place 0: an address, or an offset in the remote region */
+    uint64_t bytes;            /* of the memory, where places are bytes */
+    uint64_t pages;            /* not 0: places are pages, of which the memory has so many */
+    int64_t step;              /* bytes from one page to the next */
+};
+
+struct tn_blocks {
+    struct tn_blocks_side local, remote;
+    struct tn_region *local_region;
+    uint64_t count;
+    uint32_t remote_index; /* of tn_range */
+    uint32_t reserved;
+};
+
+/* Writes the ranges of all blocks, at most `count` of them, and how many these are: blocks that
+ * continue the one before them on both sides are one. TN_INVALID with the first block that is
+ * wrong: outside the memory, or not of one length on both sides. */
+int tn_blocks_fill(const struct tn_blocks *blocks, struct tn_range *ranges, uint64_t *filled);
 
 struct tn_result {
     int32_t status; /* TN_PENDING, TN_OK or the first real error */

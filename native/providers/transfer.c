@@ -47,6 +47,41 @@ static uint64_t within_spans(const struct tn_region *region, uint64_t local,
     return limit;
 }
 
+/* How far the rows that the cursor is at lie beyond the first ones of their range. */
+struct shift {
+    uint64_t local, remote;
+};
+
+static struct shift shift_of(const struct tn_transfer *transfer, const struct tn_range *range,
+                             uint64_t index)
+{
+    struct shift shift = {0, 0};
+    if (!index)
+        return shift;
+    const struct tn_outer *outer = &transfer->outers[range->outer - 1];
+    for (uint64_t i = outer->dims; i--; index /= outer->dim[i].count) {
+        uint64_t at = index % outer->dim[i].count;
+        shift.local += at * (uint64_t)outer->dim[i].local_stride;
+        shift.remote += at * (uint64_t)outer->dim[i].remote_stride;
+    }
+    return shift;
+}
+
+/* Whether the range has more rows, for the next index of its outer dimensions. */
+static bool next_rows(const struct tn_transfer *transfer, const struct tn_range *range,
+                      struct tn_cursor *at)
+{
+    at->row = at->offset = 0;
+    if (!range->outer)
+        return false;
+    const struct tn_outer *outer = &transfer->outers[range->outer - 1];
+    uint64_t total = range->length != 0;
+    for (uint64_t i = 0; i < outer->dims; i++)
+        total *= outer->dim[i].count;
+    at->outer = at->outer + 1 < total ? at->outer + 1 : 0;
+    return at->outer != 0;
+}
+
 /* One look at each row: it continues the piece before it as far as that may grow, or is the next
  * one. A batch has many ranges: this loop is what each of them costs here. */
 static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
@@ -56,16 +91,19 @@ static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, in
     const struct tn_range *range = transfer->ranges + at.range;
     const struct tn_range *end = transfer->ranges + transfer->n_ranges;
     struct tn_piece *next = pieces, *full = pieces + capacity;
+    struct shift shift = shift_of(transfer, range, at.outer);
     uint64_t room = 0; /* by which the last piece may still grow */
     while (range != end) {
         if (at.row == range->rows || !range->length) {
-            range++;
-            at.row = at.offset = 0;
+            range += !next_rows(transfer, range, &at);
+            shift = shift_of(transfer, range, at.outer);
             continue;
         }
         const struct tn_remote *remote = &transfer->remotes[range->remote];
-        uint64_t local = range->local_address + at.row * (uint64_t)range->local_stride + at.offset;
-        uint64_t to = range->remote_offset + at.row * (uint64_t)range->remote_stride + at.offset;
+        uint64_t local =
+            range->local_address + shift.local + at.offset + at.row * (uint64_t)range->local_stride;
+        uint64_t to = range->remote_offset + shift.remote + at.offset +
+                      at.row * (uint64_t)range->remote_stride;
         uint64_t bytes = range->length - at.offset;
         if (room && continues(next - 1, range, remote, local, to)) {
             bytes = least(bytes, room);
@@ -229,6 +267,7 @@ void tn_transfer_unreference(struct tn_transfer *transfer)
     pthread_mutex_destroy(&transfer->lock);
     free(transfer->remotes);
     free(transfer->ranges);
+    free(transfer->outers);
     free(transfer->keys);
     free(transfer->notify);
     free(transfer->returned);

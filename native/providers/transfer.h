@@ -28,7 +28,7 @@ static inline uint64_t tn_remote_spans(const struct tn_remote *remote)
 }
 
 struct tn_cursor {
-    uint64_t range, row, offset; /* offset within the row */
+    uint64_t range, outer, row, offset; /* offset within the row */
 };
 
 struct tn_transfer {
@@ -54,8 +54,9 @@ struct tn_transfer {
 
     struct tn_remote *remotes;
     struct tn_range *ranges;
-    uint32_t *keys; /* tables of the remotes that have a key_span */
-    bool split;     /* some region on either side has a key_span */
+    struct tn_outer *outers; /* of ranges that have bytes; no count is 0 */
+    uint32_t *keys;          /* tables of the remotes that have a key_span */
+    bool split;              /* some region on either side has a key_span */
     uint64_t n_remotes, n_ranges;
     uint64_t bytes; /* total */
     /* The local regions of its ranges, each once (or, where there are many, a few times). */

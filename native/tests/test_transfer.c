@@ -206,6 +206,63 @@ static void test_what_comes_back_to_a_failed_one_is_done(void)
     tn_transfer_unreference(transfer);
 }
 
+static void set_outers(struct tn_transfer *transfer, const struct tn_outer *outers, uint64_t count)
+{
+    transfer->outers = malloc((size_t)count * sizeof(*outers));
+    memcpy(transfer->outers, outers, (size_t)count * sizeof(*outers));
+}
+
+/* The pieces of a range with outer dimensions, in whatever portions they are asked for. */
+static void test_outer_dimensions(unsigned seed)
+{
+    struct witness witness;
+    struct tn_outer outers[2] = {
+        {.dims = 1, .dim = {{.count = 9, .local_stride = 1, .remote_stride = 1}}},
+        {.dims = 2,
+         .dim = {{.count = 3, .local_stride = 1000, .remote_stride = -5000},
+                 {.count = 4, .local_stride = -100, .remote_stride = 200}}}};
+    struct tn_range ranges[] = {
+        {.local_address = 1, .length = 5, .rows = 1},
+        {.local_address = 5000,
+         .remote_offset = 20000,
+         .length = 7,
+         .rows = 5,
+         .local_stride = 10,
+         .remote_stride = 7,
+         .outer = 2},
+        {.local_address = 9000, .length = 5, .rows = 0, .outer = 1},
+        {.local_address = 9000, .length = 0, .rows = 5, .outer = 1},
+        {.local_address = 9000, .remote_offset = 77, .length = 5, .rows = 1},
+    };
+    struct tn_transfer *transfer = make(&witness, ranges, 5);
+    set_outers(transfer, outers, 2);
+    uint64_t expected = 0, moved = 0;
+    srand(seed);
+    struct tn_piece pieces[5];
+    uint64_t each = 1 + (uint64_t)(rand() % 9), at_once = 1 + (uint64_t)(rand() % 60);
+    for (int count; (count = tn_transfer_next(transfer, pieces, 1 + rand() % 5, each, at_once));) {
+        for (int i = 0; i < count; i++) {
+            for (uint64_t byte = 0; byte < pieces[i].length; byte++, expected++) {
+                uint64_t local = 1 + expected, remote = expected;
+                if (expected >= 5 && expected < 5 + 420) {
+                    uint64_t at = (expected - 5) % 7, row = (expected - 5) / 7 % 5;
+                    uint64_t inner = (expected - 5) / 35 % 4, outer = (expected - 5) / 140;
+                    local = 5000 + at + 10 * row - 100 * inner + 1000 * outer;
+                    remote = 20000 + at + 7 * row + 200 * inner - 5000 * outer;
+                } else if (expected >= 5) {
+                    local = 9000 + expected - 425;
+                    remote = 77 + expected - 425;
+                }
+                CHECK(pieces[i].local + byte == local && pieces[i].remote_offset + byte == remote);
+            }
+            moved += pieces[i].length;
+        }
+        tn_piece_done(transfer, (uint64_t)count);
+    }
+    CHECK(moved == 430 && witness.quiet == 1);
+    tn_transfer_unreference(transfer);
+}
+
 int main(void)
 {
     test_neighbours_become_one_piece();
@@ -214,6 +271,8 @@ int main(void)
     test_failure_stops_and_flush_yields();
     for (unsigned seed = 0; seed < 500; seed++)
         test_every_byte_once(seed);
+    for (unsigned seed = 0; seed < 100; seed++)
+        test_outer_dimensions(seed);
     test_what_came_back_goes_first();
     test_what_comes_back_to_a_failed_one_is_done();
     return 0;

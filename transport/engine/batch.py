@@ -1,18 +1,21 @@
 """From requests to the plain structs that C takes: checks, grouping by peer, strided pairs to rows.
 
-May import memory, ffi, types and errors. Ranges are packed with struct, not through cffi, so that a
-batch of 100,000 requests stays cheap; one C call takes all requests of one peer and kind.
+May import memory, ffi, types, errors and blocks. Ranges are packed with struct, not through cffi,
+so that a batch of 100,000 requests stays cheap; neighbours become one range. One C call takes all
+requests of one peer and kind.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from transport.engine.blocks import Blocks, memory_of, ranges_of
 from transport.errors import InvalidUse, RemoteAccessError, Status
 from transport.memory.host import View, view
-from transport.memory.layout import bytes_rows, overlaps_itself, pair_rows
+from transport.memory.layout import MAX_OUTER, bytes_rows, overlaps_itself, pair_rows, span
 from transport.memory.region import Region
 from transport.memory.remote import RemoteRegion
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from transport.memory.layout import Rows
     from transport.memory.remote import Owner
 
-    # Finds the region of a local view, as the number in a range; may add to the pins.
+    # Finds the region of a local view, as the number in a range; adds its NativeRegion to the pins.
     Register = Callable[[View, list[Any]], int]
 
 READ, WRITE = 1, 2  # enum tn_op; the same bits as enum tn_access
@@ -30,38 +33,44 @@ FETCH_ADD, COMPARE_SWAP = 3, 4  # enum tn_op
 OP_NAMES = {READ: "read", WRITE: "write", FETCH_ADD: "fetch_add", COMPARE_SWAP: "compare_swap"}
 
 # struct tn_range: local_address, local_region, remote_offset, length, rows, local_stride,
-# remote_stride, remote, reserved.
+# remote_stride, remote, outer.
 RANGE = struct.Struct("<QQQQQqqII")
+# struct tn_outer: dims, and of each count, local_stride, remote_stride.
+OUTER = struct.Struct("<Q" + MAX_OUTER * "Qqq")
 _pack = RANGE.pack
 KEY_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Bring what `remote` names into `into` (a tensor, array, buffer or Region)."""
+    """Bring what `remote` names into `into` (a tensor, array, buffer or Region).
 
-    remote: RemoteRegion
+    Either may be `Blocks`.
+    """
+
+    remote: RemoteRegion | Blocks
     into: Any
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Bring the local memory `source` to where `to` names."""
+    """Bring the local memory `source` to where `to` names. Either may be `Blocks`."""
 
     source: Any
-    to: RemoteRegion
+    to: RemoteRegion | Blocks
 
 
 class Part:
     """All requests of one kind to one engine: what one native call submits."""
 
-    __slots__ = ("_index", "op", "owner", "owners", "ranges")
+    __slots__ = ("_index", "op", "outers", "owner", "owners", "ranges")
 
     def __init__(self, owner: Owner, op: int) -> None:
         self.owner = owner
         self.op = op
         self.owners: list[Owner] = []
-        self.ranges: list[bytes] = []
+        self.ranges: list[bytes | memoryview] = []  # each some packed ranges
+        self.outers: list[bytes] = []
         self._index: dict[int, int] = {}  # by id; `owners` keeps them alive
 
     def remote_index(self, owner: Owner) -> int:
@@ -93,7 +102,22 @@ class Part:
 class Batch:
     """Requests being gathered. `pins` is what must live until the transfer is quiet."""
 
-    __slots__ = ("_at", "_op", "_owner", "_parts", "_ranges", "_register", "_registrar", "pins")
+    __slots__ = (
+        "_at",
+        "_joined",
+        "_known",
+        "_local",
+        "_offset",
+        "_op",
+        "_outers",
+        "_owner",
+        "_parts",
+        "_ranges",
+        "_region",
+        "_register",
+        "_registrar",
+        "pins",
+    )
 
     def __init__(self, registrar: Callable[[Owner], Register | None] | None = None) -> None:
         self._registrar = registrar
@@ -101,25 +125,28 @@ class Batch:
         self._parts: dict[tuple[bytes, int], Part] = {}
         self._owner: Owner | None = None
         self._op = self._at = 0
-        self._ranges: list[bytes] = []
+        self._ranges: list[bytes | memoryview] = []
+        self._outers: list[bytes] = []
+        # The contiguous range that is being gathered: where it ends on both sides, its size.
+        self._local = self._offset = self._joined = self._region = 0
+        self._known = (0, 0, 0)  # local memory of which the region is known: start, end, region
         self.pins: list[Any] = []
 
     def add(self, local: Any, remote: Any, op: int) -> None:
         """Checks one request and adds its ranges. Raises InvalidUse or RemoteAccessError."""
-        if type(remote) is not RemoteRegion:
-            raise not_remote(remote)
+        if type(remote) is not RemoteRegion or type(local) is Blocks:
+            self._add_blocks(local, remote, op)
+            return
         here = local.local_view() if isinstance(local, Region) else view(local)
         _check(here, remote, op)
-        owner, pins = remote._owner, self.pins
-        if owner is not self._owner or op != self._op:
-            self._turn_to(owner, op)
-        pins.append(here.owner)
-        region = self._register(here, pins) if self._register and here.nbytes else 0
+        if remote._owner is not self._owner or op != self._op:
+            self._turn_to(remote._owner, op)
+        self.pins.append(here.owner)
+        region = self._region_of(here) if self._register else 0
         if here.contiguous and remote._contiguous:
-            packed = _pack(here.address, region, remote._offset, here.nbytes, 1, 0, 0, self._at, 0)
-            self._ranges.append(packed)
+            self._add_bytes(here.address, region, remote._offset, here.nbytes)
         else:
-            self._ranges += _strided(here, region, remote, self._at)
+            self._add_rows(here, region, remote)
 
     def add_request(self, request: Any) -> None:
         """Adds a Read or a Write."""
@@ -131,35 +158,93 @@ class Batch:
             raise InvalidUse(f"a request is a Read or a Write, not {request!r:.80}")
 
     def parts(self) -> list[Part]:
+        self._flush()
         return list(self._parts.values())
+
+    def _add_bytes(self, address: int, region: int, offset: int, nbytes: int) -> None:
+        """A contiguous range, which may continue the one before it."""
+        if not nbytes:
+            return
+        if address != self._local or offset != self._offset or region != self._region:
+            self._flush()
+            self._region = region
+        self._local = address + nbytes
+        self._offset = offset + nbytes
+        self._joined += nbytes
+
+    def _flush(self) -> None:
+        """Packs the contiguous range that was gathered."""
+        nbytes = self._joined
+        if nbytes:
+            local, offset = self._local - nbytes, self._offset - nbytes
+            packed = _pack(local, self._region, offset, nbytes, 1, 0, 0, self._at, 0)
+            self._ranges.append(packed)
+        self._joined = 0
+
+    def _add_rows(self, here: View, region: int, remote: RemoteRegion) -> None:
+        address, offset = here.address, remote._offset
+        for left, right, length, rows, left_stride, right_stride, outer in _rows(here, remote):
+            if outer:
+                unused = [0] * (3 * (MAX_OUTER - len(outer)))
+                self._outers.append(OUTER.pack(len(outer), *chain(*outer), *unused))
+            self._ranges.append(
+                _pack(
+                    address + left,
+                    region,
+                    offset + right,
+                    length,
+                    rows,
+                    left_stride,
+                    right_stride,
+                    self._at,
+                    len(self._outers) if outer else 0,
+                )
+            )
+
+    def _add_blocks(self, local: Any, remote: Any, op: int) -> None:
+        memory, target = memory_of(local), memory_of(remote)
+        if type(target) is not RemoteRegion:
+            raise not_remote(target)
+        here = memory.local_view() if isinstance(memory, Region) else view(memory)
+        _check_rights(here, target, op)
+        if target._owner is not self._owner or op != self._op:
+            self._turn_to(target._owner, op)
+        self.pins.append(here.owner)
+        region = self._region_of(here) if self._register else 0
+        written = "local" if op == READ else "remote"
+        self._ranges.append(ranges_of(local, remote, here, region, self._at, written=written))
+
+    def _region_of(self, here: View) -> int:
+        """The number of the region that covers it. The memory round a view that this batch pins is
+        that of its storage, so that a view inside it needs no look at its own.
+        """
+        start, end, region = self._known
+        if here.contiguous:
+            low, high = here.address, here.address + here.nbytes
+        else:
+            low, high = (
+                here.address + far for far in span(here.shape, here.strides, here.itemsize)
+            )
+        if start <= low and high <= end:
+            return region
+        if not here.nbytes or self._register is None:
+            return 0
+        region = self._register(here, self.pins)
+        found = self.pins[-1]
+        self._known = found.start, found.end, region
+        return region
 
     def _turn_to(self, owner: Owner, op: int) -> None:
         """What follows is for this handle, which is often so for many requests in a row."""
+        self._flush()
         key = (owner.incarnation, op)
         part = self._parts.get(key)
         if part is None:
             part = self._parts[key] = Part(owner, op)
         self._owner, self._op = owner, op
-        self._at, self._ranges = part.remote_index(owner), part.ranges
+        self._at = part.remote_index(owner)
+        self._ranges, self._outers = part.ranges, part.outers
         self._register = self._registrar(owner) if self._registrar else None
-
-
-def _strided(here: View, region: int, remote: RemoteRegion, at: int) -> list[bytes]:
-    address, offset = here.address, remote._offset
-    return [
-        _pack(
-            address + row.left,
-            region,
-            offset + row.right,
-            row.length,
-            row.rows,
-            row.left_stride,
-            row.right_stride,
-            at,
-            0,
-        )
-        for row in _rows(here, remote)
-    ]
 
 
 def _check(here: View, remote: RemoteRegion, op: int) -> None:
@@ -172,15 +257,8 @@ def _check(here: View, remote: RemoteRegion, op: int) -> None:
             )
     elif here.nbytes != remote._nbytes:
         raise InvalidUse(f"{here.nbytes} local bytes for {remote._nbytes} remote bytes")
-    if not remote._owner.rights & op:
-        raise RemoteAccessError(
-            f"the remote region allows to {remote.access} only",
-            op=OP_NAMES[op],
-            status=Status.REMOTE_ACCESS,
-        )
+    _check_rights(here, remote, op)
     if op == READ:
-        if here.readonly:
-            raise InvalidUse("the local memory is read-only; it cannot take what is read")
         overlap = not here.contiguous and overlaps_itself(here.shape, here.strides, here.itemsize)
     else:
         overlap = not remote._contiguous and overlaps_itself(
@@ -188,6 +266,17 @@ def _check(here: View, remote: RemoteRegion, op: int) -> None:
         )
     if overlap:
         raise InvalidUse("elements of the destination share bytes (an expanded tensor?)")
+
+
+def _check_rights(here: View, remote: RemoteRegion, op: int) -> None:
+    if not remote._owner.rights & op:
+        raise RemoteAccessError(
+            f"the remote region allows to {remote.access} only",
+            op=OP_NAMES[op],
+            status=Status.REMOTE_ACCESS,
+        )
+    if op == READ and here.readonly:
+        raise InvalidUse("the local memory is read-only; it cannot take what is read")
 
 
 def _rows(here: View, remote: RemoteRegion) -> Iterable[Rows]:

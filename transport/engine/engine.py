@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from transport.control.secret import Source
     from transport.engine.atomics import AtomicTransfer
+    from transport.engine.blocks import Blocks
     from transport.engine.transfer import Transfer
 
 
@@ -195,7 +196,7 @@ class Engine(Handle):
     # ----------------------------------------------------------------------------------- transfers
     def read(
         self,
-        remote: RemoteRegion,
+        remote: RemoteRegion | Blocks,
         into: Any,
         *,
         deadline: float | None = None,
@@ -204,7 +205,8 @@ class Engine(Handle):
     ) -> Transfer:
         """Begins to bring what `remote` names into local memory.
 
-        dtype and shape must match where both sides have them, else the sizes. After `deadline`
+        dtype and shape must match where both sides have them, else the sizes. Either may be
+        `Blocks`: any number of blocks, given by arrays. After `deadline`
         seconds (default: the setting) it fails. `provider` and `fallback`: see `submit`.
         """
         with self._core as core:
@@ -215,7 +217,7 @@ class Engine(Handle):
     def write(
         self,
         source: Any,
-        to: RemoteRegion,
+        to: RemoteRegion | Blocks,
         *,
         notify: bytes | None = None,
         deadline: float | None = None,

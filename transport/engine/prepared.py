@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from transport.engine.batch import Batch, Read
+from transport.engine.blocks import memory_of
 from transport.engine.submit import (
     allowed,
     call_with_batch,
@@ -247,7 +248,9 @@ class _Sources:
     __slots__ = ("_regions", "_storages")
 
     def __init__(self, requests: list[Any]) -> None:
-        sides = [side.into if isinstance(side, Read) else side.source for side in requests]
+        sides = [
+            memory_of(side.into if isinstance(side, Read) else side.source) for side in requests
+        ]
         self._regions = {id(side): side for side in sides if isinstance(side, Region)}
         self._storages: dict[int, Any] = {}
         for side in sides:

@@ -9,7 +9,7 @@ import concurrent.futures
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transport.engine.batch import KEY_BYTES, OP_NAMES, READ, WRITE
+from transport.engine.batch import KEY_BYTES, OP_NAMES, RANGE, READ, WRITE
 from transport.engine.core import Flight
 from transport.engine.transfer import Transfer
 from transport.errors import DeadlineExceeded, InvalidUse
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _BATCH = ffi.typeof("struct tn_batch *")
 _REMOTES = ffi.typeof("struct tn_remote[]")
 _RANGES = ffi.typeof("struct tn_range[]")
+_OUTERS = ffi.typeof("struct tn_outer[]")
 _KEYS = ffi.typeof("uint32_t[]")
 _BYTES = ffi.typeof("char[]")
 _OUT = ffi.typeof("struct tn_transfer **")
@@ -84,7 +85,9 @@ def call_with_batch(
     remotes = ffi.from_buffer(_REMOTES, part.remotes())
     tables = part.keys()
     keys = ffi.from_buffer(_KEYS, tables) if tables else ffi.NULL
-    ranges = ffi.from_buffer(_RANGES, b"".join(part.ranges))
+    packed = part.ranges[0] if len(part.ranges) == 1 else b"".join(part.ranges)
+    ranges = ffi.from_buffer(_RANGES, packed)
+    outers = ffi.from_buffer(_OUTERS, b"".join(part.outers))
     batch.op = part.op
     batch.providers = mask
     batch.remotes = remotes
@@ -92,7 +95,9 @@ def call_with_batch(
     batch.keys = keys
     batch.n_keys = len(tables) // KEY_BYTES
     batch.n_remotes = len(part.owners)
-    batch.n_ranges = len(part.ranges)
+    batch.n_ranges = len(packed) // RANGE.size
+    batch.outers = outers
+    batch.n_outers = len(part.outers)
     batch.deadline_ns = deadline
     batch.operand, batch.expected = words
     if notify is not None:

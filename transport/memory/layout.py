@@ -4,7 +4,8 @@ Pure arithmetic on shapes and byte strides; imports nothing of the package.
 
 A pair of arrays of one shape is walked together. Dimensions are dropped when their length is 1 and
 joined when both sides allow it; the innermost run that is contiguous on both sides is a row, the
-dimension above it becomes the rows of one range, and what is left is a list of ranges.
+dimension above it becomes the rows of one range, and those round it are its outer dimensions, which
+C walks. Only arrays of more dimensions than C takes, after all that, are several ranges.
 """
 
 from __future__ import annotations
@@ -16,8 +17,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
+MAX_OUTER = 6  # TN_MAX_OUTER
+
+
+class Dim(NamedTuple):
+    """A dimension of two arrays of one shape."""
+
+    size: int
+    left: int  # bytes from one element to the next
+    right: int
+
+
 class Rows(NamedTuple):
-    """`rows` rows of `length` bytes; offsets count from each side's first element."""
+    """`rows` rows of `length` bytes; offsets count from each side's first element.
+
+    All of that once for each index of the `outer` dimensions, the outermost first.
+    """
 
     left: int
     right: int
@@ -25,11 +40,19 @@ class Rows(NamedTuple):
     rows: int
     left_stride: int
     right_stride: int
+    outer: tuple[Dim, ...] = ()
 
     def flipped(self) -> Rows:
         """The same copy with the sides exchanged."""
+        outer = tuple([Dim(dim.size, dim.right, dim.left) for dim in self.outer])
         return Rows(
-            self.right, self.left, self.length, self.rows, self.right_stride, self.left_stride
+            self.right,
+            self.left,
+            self.length,
+            self.rows,
+            self.right_stride,
+            self.left_stride,
+            outer,
         )
 
 
@@ -93,33 +116,36 @@ def overlaps_itself(shape: Sequence[int], strides: Sequence[int], itemsize: int)
     return False
 
 
-class _Dim(NamedTuple):
-    size: int
-    left: int  # bytes from one element to the next
-    right: int
-
-
-def _joined(shape: Sequence[int], left: Sequence[int], right: Sequence[int]) -> list[_Dim]:
-    """The dimensions, outermost first, without those of length 1 and with neighbours joined."""
-    dims: list[_Dim] = []
-    for dim in map(_Dim, shape, left, right):
+def _upright(dims: list[Dim]) -> tuple[int, int, list[Dim]]:
+    """Where to begin on each side so that no dimension runs backwards on both, and these without
+    those of length 1.
+    """
+    left = right = 0
+    upright: list[Dim] = []
+    for dim in dims:
         if dim.size == 1:
             continue
-        if dims:
-            outer = dims[-1]
+        if dim.right < 0 or (dim.right == 0 and dim.left < 0):
+            left += (dim.size - 1) * dim.left
+            right += (dim.size - 1) * dim.right
+            dim = Dim(dim.size, -dim.left, -dim.right)
+        upright.append(dim)
+    return left, right, upright
+
+
+def _joined(dims: list[Dim]) -> list[Dim]:
+    """By falling stride on the right, so that two transposed arrays join too, and neighbours that
+    both sides allow to be one dimension joined.
+    """
+    joined: list[Dim] = []
+    for dim in sorted(dims, key=lambda dim: (-dim.right, -abs(dim.left))):
+        if joined:
+            outer = joined[-1]
             if outer.left == dim.left * dim.size and outer.right == dim.right * dim.size:
-                dims[-1] = _Dim(outer.size * dim.size, dim.left, dim.right)
+                joined[-1] = Dim(outer.size * dim.size, dim.left, dim.right)
                 continue
-        dims.append(dim)
-    return dims
-
-
-def _ordered(
-    shape: Sequence[int], left: Sequence[int], right: Sequence[int]
-) -> tuple[list[int], list[int], list[int]]:
-    """The dimensions by falling stride on the right, so that two transposed arrays join too."""
-    order = sorted(range(len(shape)), key=lambda i: (-abs(right[i]), -abs(left[i])))
-    return [shape[i] for i in order], [left[i] for i in order], [right[i] for i in order]
+        joined.append(dim)
+    return joined
 
 
 def pair_rows(
@@ -131,21 +157,23 @@ def pair_rows(
     """
     if 0 in shape:
         return
-    dims = _joined(*_ordered(shape, left, right))
+    first, other, upright = _upright(list(map(Dim, shape, left, right)))
+    dims = _joined(upright)
     length = itemsize
     if dims and dims[-1].left == itemsize and dims[-1].right == itemsize:
         length = itemsize * dims.pop().size
-    # Any dimension can be the rows of a range; the longest one leaves the fewest ranges.
-    longest = max(range(len(dims)), key=lambda i: dims[i].size, default=-1)
-    rows = dims.pop(longest) if dims else _Dim(1, 0, 0)
-    for index in product(*(range(dim.size) for dim in dims)):
+    rows = dims.pop() if dims else Dim(1, 0, 0)
+    many = max(len(dims) - MAX_OUTER, 0)
+    beyond, outer = dims[:many], tuple(dims[many:])
+    for index in product(*(range(dim.size) for dim in beyond)):
         yield Rows(
-            sum(i * dim.left for i, dim in zip(index, dims)),
-            sum(i * dim.right for i, dim in zip(index, dims)),
+            first + sum(i * dim.left for i, dim in zip(index, beyond)),
+            other + sum(i * dim.right for i, dim in zip(index, beyond)),
             length,
             rows.size,
             rows.left,
             rows.right,
+            outer,
         )
 
 

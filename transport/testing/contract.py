@@ -21,6 +21,7 @@ import pytest
 from transport.engine.engine import Engine
 from transport.errors import StaleRegion, TransferError
 from transport.testing.contract_atomics import AtomicRules
+from transport.testing.contract_blocks import BlockRules
 from transport.testing.contract_data import DataRules
 from transport.testing.contract_ends import EndRules
 from transport.testing.contract_prepared import PreparedRules
@@ -85,7 +86,9 @@ class FarSide(PeerProcess):
         return content
 
 
-class Contract(AtomicRules, DataRules, PreparedRules, RefusalRules, WaitingRules, EndRules):
+class Contract(
+    AtomicRules, BlockRules, DataRules, PreparedRules, RefusalRules, WaitingRules, EndRules
+):
     """All rules. A subclass whose name begins with Test sets `way`."""
 
     way: Way

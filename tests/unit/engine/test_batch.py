@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
 
 import numpy as np
@@ -10,33 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from plain_memory import Far, carry_out, ranges_of
 
-from transport.engine.batch import RANGE, READ, WRITE, Batch, Part, Read, Write
+from transport.engine.batch import READ, WRITE, Batch, Part, Read, Write
 from transport.errors import InvalidUse, RemoteAccessError
-from transport.memory.remote import NATIVE, Owner, RemoteRegion
-
-
-class Far:
-    """Memory that plays the remote region's."""
-
-    def __init__(self, array, access=3, number=1, incarnation=b"i" * 16):
-        self.array = array
-        low, high = np.lib.array_utils.byte_bounds(array) if array.size else (0, 0)
-        self.base = low
-        native = NATIVE.pack(number, 1, b"k" * 16, low, high - low, 0, 0, access, *[0] * 11)
-        owner = Owner.make(incarnation, (), native)
-        offset = array.__array_interface__["data"][0] - low if array.size else 0
-        self.remote = RemoteRegion(owner, offset, array.dtype.name, array.shape, array.strides)
-
-
-def carry_out(batch, far):
-    for part in batch.parts():
-        for packed in part.ranges:
-            local, _, offset, length, rows, ls, rs, _, _ = RANGE.unpack(packed)
-            for row in range(rows):
-                here, there = local + row * ls, far.base + offset + row * rs
-                to, source = (here, there) if part.op == READ else (there, here)
-                ctypes.memmove(to, source, length)
+from transport.memory.remote import NATIVE, Owner
 
 
 def index_of(draw, shape):
@@ -89,8 +66,8 @@ def test_contiguous_sides_are_one_range():
     batch = Batch()
     batch.add(torch.zeros(10, 10), far.remote, READ)
     (part,) = batch.parts()
-    assert len(part.ranges) == 1
-    assert RANGE.unpack(part.ranges[0])[2:5] == (0, 400, 1)
+    (found,) = ranges_of(part)
+    assert found[2:5] == (0, 400, 1)
 
 
 def test_two_pieces_of_an_untyped_pair_cannot_both_be_strided():
@@ -113,9 +90,9 @@ def test_grouping_by_engine_and_kind():
     ]:
         batch.add_request(request)
     parts = batch.parts()
-    found = [(p.owner.incarnation[:1], p.op, len(p.ranges), len(p.owners)) for p in parts]
+    found = [(p.owner.incarnation[:1], p.op, len(ranges_of(p)), len(p.owners)) for p in parts]
     assert found == [(b"i", READ, 3, 2), (b"i", WRITE, 1, 1), (b"j", READ, 1, 1)]
-    assert [RANGE.unpack(r)[7] for r in parts[0].ranges] == [0, 1, 0]
+    assert [r[7] for r in ranges_of(parts[0])] == [0, 1, 0]
     assert len(parts[0].remotes()) == 2 * NATIVE.size
     assert len(batch.pins) == 5
 
@@ -183,3 +160,67 @@ def test_key_tables_are_placed_one_after_another():
     remotes = [NATIVE.unpack_from(packed, i * NATIVE.size) for i in range(3)]
     assert [fields[-2:] for fields in remotes] == [(0, 1), (0, 0), (3, 1)]
     assert struct.unpack("<5I", part.keys()) == (10, 11, 12, 30, 31)
+
+
+def test_neighbours_are_one_range():
+    """E3: a list of views that lie side by side on both sides costs C what one view costs."""
+    far, local = Far(np.arange(1000, dtype=np.int32)), np.zeros(1000, np.int32)
+    batch = Batch()
+    for i in range(0, 500, 5):
+        batch.add(local[i : i + 5], far.remote[i : i + 5], READ)
+    batch.add(local[500:600], far.remote[600:700], READ)  # beside it on one side only
+    batch.add(local[700:700], far.remote[700:700], READ)
+    batch.add(local[600:700], far.remote[700:800], READ)
+    carry_out(batch, far)
+    assert np.array_equal(local[:500], far.array[:500])
+    assert np.array_equal(local[500:700], far.array[600:800])
+    (part,) = batch.parts()
+    assert [(r[2], r[3]) for r in ranges_of(part)] == [(0, 2000), (2400, 800)]
+
+
+def test_neighbours_of_two_handles_are_two_ranges():
+    a, b = Far(np.zeros(8, np.uint8)), Far(np.zeros(8, np.uint8), number=2)
+    local = bytearray(16)
+    batch = Batch()
+    batch.add(memoryview(local)[:8], a.remote, READ)
+    batch.add(memoryview(local)[8:], b.remote[0:8], READ)
+    batch.add(memoryview(local)[8:], b.remote[0:8], WRITE)
+    assert [len(ranges_of(part)) for part in batch.parts()] == [2, 1]
+
+
+def test_views_of_one_storage_are_looked_up_once():
+    """E3: RDMA's registration is looked up by storage, not by view."""
+
+    class Region:
+        def __init__(self, tensor):
+            self.start = tensor.data_ptr()
+            self.end = self.start + tensor.nbytes
+
+    tensors = [torch.zeros(100, 4), torch.zeros(100, 4)]
+    asked = []
+
+    def register(view, pins):
+        asked.append(view)
+        at = next(i for i, t in enumerate(tensors) if view.owner._base is t)
+        pins.append(Region(tensors[at]))
+        return at + 1
+
+    far = Far(np.zeros((100, 4), np.float32))
+    batch = Batch(lambda _: register)
+    for tensor in tensors:
+        for i in range(0, 100, 2):
+            batch.add(tensor[i], far.remote[i], READ)
+        batch.add(tensor[::2], far.remote[::2], READ)
+    assert len(asked) == 2
+    (part,) = batch.parts()
+    assert [r[1] for r in ranges_of(part)] == [1] * 51 + [2] * 51
+
+
+@pytest.mark.parametrize("rank", [3, 4, 5])
+def test_any_rank_is_one_range(rank):
+    """E1: what is not contiguous is described without a look at each row."""
+    far = Far(np.zeros((3,) * rank, np.float64))
+    batch = Batch()
+    batch.add(np.zeros((6,) * rank)[(slice(None, None, 2),) * rank], far.remote, READ)
+    (part,) = batch.parts()
+    assert len(part.ranges) == 1

@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.memory.layout import (
+    MAX_OUTER,
+    Dim,
     bytes_rows,
     contiguous_strides,
     count,
@@ -46,14 +48,22 @@ def pairs(draw):
     return shape, itemsize, left, right
 
 
-def carry_out(rows, left_base, left_at, right_base, right_at):
+def each(rows):
+    """Where every row begins on both sides, and its length."""
     for row in rows:
-        for r in range(row.rows):
-            a = left_at + row.left + r * row.left_stride
-            b = right_at + row.right + r * row.right_stride
-            assert 0 <= a <= a + row.length <= len(left_base)
-            assert 0 <= b <= b + row.length <= len(right_base)
-            left_base[a : a + row.length] = right_base[b : b + row.length]
+        dims = [*row.outer, Dim(row.rows, row.left_stride, row.right_stride)]
+        for index in np.ndindex(*[dim.size for dim in dims]):
+            left = row.left + sum(i * dim.left for i, dim in zip(index, dims))
+            right = row.right + sum(i * dim.right for i, dim in zip(index, dims))
+            yield left, right, row.length
+
+
+def carry_out(rows, left_base, left_at, right_base, right_at):
+    for left, right, length in each(rows):
+        a, b = left_at + left, right_at + right
+        assert 0 <= a <= a + length <= len(left_base)
+        assert 0 <= b <= b + length <= len(right_base)
+        left_base[a : a + length] = right_base[b : b + length]
 
 
 def offset(base, array):
@@ -78,18 +88,17 @@ def test_rows_copy_what_numpy_copies(pair):
 def test_every_byte_is_moved_once(pair):
     shape, itemsize, (_, left), (_, right) = pair
     rows = list(pair_rows(shape, left.strides, right.strides, itemsize))
-    assert sum(row.length * row.rows for row in rows) == count(shape) * itemsize
+    assert sum(length for _, _, length in each(rows)) == count(shape) * itemsize
+    assert len(rows) == (0 not in shape)
 
 
 @given(shapes, itemsizes, st.data())
 def test_flat_bytes_are_in_c_order(shape, itemsize, data):
     base, array = data.draw(views(shape, itemsize))
     flat = np.zeros(array.nbytes, np.uint8)
-    for row in bytes_rows(shape, array.strides, itemsize):
-        for r in range(row.rows):
-            a = offset(base, array) + row.left + r * row.left_stride
-            b = row.right + r * row.right_stride
-            flat[b : b + row.length] = base[a : a + row.length]
+    for left, b, length in each(bytes_rows(shape, array.strides, itemsize)):
+        a = offset(base, array) + left
+        flat[b : b + length] = base[a : a + length]
     assert flat.tobytes() == array.tobytes()
 
 
@@ -115,12 +124,41 @@ def test_contiguous_pair_is_one_row():
 
 def test_a_column_block_is_one_range():
     rows = list(pair_rows((100, 8), (400, 4), (32, 4), 4))
-    assert rows == [(0, 0, 32, 100, 400, 32)]
+    assert rows == [(0, 0, 32, 100, 400, 32, ())]
 
 
-def test_the_longest_dimension_becomes_the_rows():
-    rows = list(pair_rows((1000, 2, 4), (1000, 300, 4), (2000, 500, 4), 4))
-    assert [row.rows for row in rows] == [1000, 1000]
+def test_what_is_round_the_rows_is_outer_dimensions():
+    (rows,) = pair_rows((1000, 2, 4), (1000, 300, 4), (2000, 500, 4), 4)
+    assert rows == (0, 0, 16, 2, 300, 500, ((1000, 1000, 2000),))
+
+
+def test_dimensions_that_run_backwards_on_both_sides_join():
+    (rows,) = pair_rows((8, 4), (-16, -4), (-16, -4), 4)
+    assert rows == (-124, -124, 128, 1, 0, 0, ())
+    (rows,) = pair_rows((8, 4), (16, 4), (-16, -4), 4)
+    assert rows == (124, -124, 4, 32, -4, 4, ())
+
+
+def test_more_dimensions_than_c_takes_are_several_ranges():
+    shape = (2,) * (MAX_OUTER + 3)
+    left = [3 * 4**i for i in range(len(shape))]
+    right = [5 * 4**i for i in range(len(shape))]
+    rows = list(pair_rows(shape, left, right, 1))
+    assert [len(row.outer) for row in rows] == [MAX_OUTER] * 4
+    found = sorted((a, b) for a, b, _ in each(rows))
+    places = [
+        tuple(sum(i * s for i, s in zip(index, strides)) for strides in (left, right))
+        for index in np.ndindex(*shape)
+    ]
+    assert found == sorted(places)
+
+
+@given(pairs())
+def test_flipped_exchanges_the_sides(pair):
+    shape, itemsize, (_, left), (_, right) = pair
+    rows = list(pair_rows(shape, left.strides, right.strides, itemsize))
+    flipped = each(row.flipped() for row in rows)
+    assert [(b, a, n) for a, b, n in flipped] == list(each(rows))
 
 
 @pytest.mark.parametrize(
@@ -132,5 +170,5 @@ def test_overlap_is_seen(shape, strides):
 
 def test_empty_and_scalar():
     assert list(pair_rows((0, 4), (16, 4), (16, 4), 4)) == []
-    assert list(pair_rows((), (), (), 8)) == [(0, 0, 8, 1, 0, 0)]
+    assert list(pair_rows((), (), (), 8)) == [(0, 0, 8, 1, 0, 0, ())]
     assert not overlaps_itself((0, 4), (0, 0), 4)
