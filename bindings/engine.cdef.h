@@ -10,6 +10,7 @@ struct tn_engine_options {
     uint32_t stream_window;
     uint32_t order[...];
     uint32_t providers;
+    uint32_t huge_pages;
     ...;
 };
 int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **out);

@@ -97,6 +97,12 @@ class Settings:
         kinds.size(1 << 16, 1 << 40),
         "registering a large region tells its progress, and can be interrupted, every so often",
     )
+    huge_pages: str = _setting(
+        "transparent",
+        kinds.choice("transparent", "reserved", "none"),
+        "pages of pool memory: transparent huge pages where shmem_enabled allows, reserved ones "
+        "(vm.nr_hugepages; none left is an error), or small ones",
+    )
     providers: tuple[str, ...] = _setting(
         ("shm", "verbs", "tcp"), kinds.NAMES, "ways to move bytes, most wanted first"
     )

@@ -11,6 +11,10 @@
 
 #include "base/status.h"
 
+#ifndef MFD_HUGETLB /* Linux 4.14 */
+#define MFD_HUGETLB 4u
+#endif
+
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
@@ -35,6 +39,12 @@ int tn_sys_memfd(const char *name)
 {
     int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     return fd >= 0 ? fd : tn_fail_errno("memfd_create %s", name);
+}
+
+int tn_sys_memfd_huge(const char *name)
+{
+    int fd = (int)syscall(SYS_memfd_create, name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    return fd >= 0 ? fd : tn_fail_errno("memfd_create %s of huge pages", name);
 }
 
 ssize_t tn_sys_process_vm(bool write, pid_t pid, const struct iovec *local, unsigned long n_local,

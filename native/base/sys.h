@@ -12,7 +12,8 @@
 
 int tn_sys_pidfd_open(pid_t pid);
 bool tn_sys_pidfd_alive(int pidfd);
-int tn_sys_memfd(const char *name); /* close-on-exec, sealable */
+int tn_sys_memfd(const char *name);      /* close-on-exec, sealable */
+int tn_sys_memfd_huge(const char *name); /* of reserved huge pages (MFD_HUGETLB) */
 ssize_t tn_sys_process_vm(bool write, pid_t pid, const struct iovec *local, unsigned long n_local,
                           const struct iovec *remote, unsigned long n_remote);
 int tn_sys_random(void *bytes, size_t length); /* 0 or TN_SYSTEM */

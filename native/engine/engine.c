@@ -46,7 +46,8 @@ static void init_host(struct tn_engine *engine)
 static int check_options(const struct tn_engine_options *options)
 {
     if (!options->chunk_bytes || !options->liveness_ns || !options->notify_depth ||
-        !options->max_regions || !options->stream_window || options->providers > TN_MAX_PROVIDERS)
+        !options->max_regions || !options->stream_window || options->providers > TN_MAX_PROVIDERS ||
+        options->huge_pages > TN_HUGE_RESERVED)
         return tn_fail(TN_INVALID,
                        "every engine option must be positive, and at most %d providers be ordered",
                        TN_MAX_PROVIDERS);
@@ -89,6 +90,8 @@ int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **o
         status = tn_regions_open(options->max_regions, &engine->host.regions);
     if (status == TN_OK)
         status = tn_segments_open(&engine->segments);
+    if (status == TN_OK)
+        tn_segments_use_huge(engine->segments, options->huge_pages);
     if (status == TN_OK)
         status = tn_progress_init(engine);
     if (status != TN_OK) {

@@ -92,6 +92,12 @@ int tn_copy_measure(enum tn_copy_kind kind, void *to, const void *from, size_t b
 /* ---- engine
  * ------------------------------------------------------------------------------------------------------
  */
+enum tn_huge_pages {
+    TN_HUGE_NONE = 0,
+    TN_HUGE_TRANSPARENT = 1, /* madvise: where the kernel's shmem_enabled allows */
+    TN_HUGE_RESERVED = 2,    /* from the pool of vm.nr_hugepages; none left: TN_NOMEM */
+};
+
 struct tn_engine_options {
     uint8_t incarnation[TN_INCARNATION_BYTES];
     uint64_t
@@ -103,6 +109,7 @@ struct tn_engine_options {
     uint32_t stream_window;           /* requests in flight per stream */
     uint32_t order[TN_MAX_PROVIDERS]; /* provider ids, most wanted first */
     uint32_t providers;               /* how many of order[] are set */
+    uint32_t huge_pages;              /* enum tn_huge_pages, of segments */
 };
 
 int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **out);
@@ -266,7 +273,8 @@ int tn_map_begin(struct tn_peer *peer, const struct tn_remote *remote, uint64_t 
 int tn_map_wait(struct tn_map *map, uint64_t timeout_ns);
 /* Once it is there. Read-only: what the owner writes is seen; writing to it is SIGSEGV. */
 const void *tn_map_shared(struct tn_map *map);
-/* May be written to: this process sees its own copy of those pages from then on. */
+/* May be written to: this process sees its own copy of those pages from then on. NULL: there is no
+ * room for copies (of reserved huge pages, say). */
 void *tn_map_copy(struct tn_map *map);
 /* 1: the region was closed, or its owner has ended: the bytes are what was last there, or what the
  * owner has put there since. */

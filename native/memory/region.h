@@ -83,6 +83,8 @@ bool tn_regions_held(struct tn_regions *regions, uint32_t segment, uint64_t offs
 /* Segments (segment.c): the table is per engine because peers ask for them by number. */
 struct tn_segments;
 int tn_segments_open(struct tn_segments **out);
+/* Of those to come: enum tn_huge_pages. */
+void tn_segments_use_huge(struct tn_segments *segments, uint32_t huge);
 void tn_segments_close(struct tn_segments *segments);
 int tn_segments_add(struct tn_segments *segments, uint64_t bytes, uint32_t access,
                     struct tn_segment **out);

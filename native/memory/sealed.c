@@ -11,6 +11,7 @@
 
 #include "base/status.h"
 #include "base/sys.h"
+#include "transport_native.h"
 
 /* Linux 5.1; C libraries before 2.29 do not name it. */
 #ifndef F_SEAL_FUTURE_WRITE
@@ -36,17 +37,21 @@ static int add_seals(int fd, bool peers_write)
 }
 
 /* Sizes, maps and seals, in this order: the last seal forbids new writable mappings. */
-static int furnish(int fd, uint64_t bytes, bool peers_write, void **address)
+static int furnish(int fd, uint64_t bytes, bool peers_write, uint32_t huge, void **address)
 {
+    /* Reserved pages are taken by fallocate, block by block, and not all of them by mmap. */
+    int flags = MAP_SHARED | (huge == TN_HUGE_RESERVED ? MAP_NORESERVE : 0);
     if (ftruncate(fd, (off_t)bytes) != 0)
         return tn_fail_errno("sizing shared memory to %llu bytes", (unsigned long long)bytes);
-    *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    *address = mmap(NULL, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (*address == MAP_FAILED) {
         int status = errno == ENOMEM ? TN_NOMEM : TN_SYSTEM;
         tn_fail_errno("mapping %llu bytes of shared memory (see ulimit -v and vm.max_map_count)",
                       (unsigned long long)bytes);
         return status;
     }
+    if (huge == TN_HUGE_TRANSPARENT)
+        madvise(*address, bytes, MADV_HUGEPAGE); /* a wish; the kernel may have none of it */
     int status = add_seals(fd, peers_write);
     if (status != TN_OK)
         munmap(*address, bytes);
@@ -55,16 +60,31 @@ static int furnish(int fd, uint64_t bytes, bool peers_write, void **address)
 
 int tn_sealed_open(const char *name, uint64_t bytes, bool peers_write, struct tn_sealed *out)
 {
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
-    if (bytes == 0 || bytes > INT64_MAX - page)
-        return tn_fail(TN_INVALID, "%llu bytes is no size for shared memory",
-                       (unsigned long long)bytes);
-    bytes = (bytes + page - 1) / page * page;
-    int fd = tn_sys_memfd(name);
+    return tn_sealed_open_with(name, bytes, peers_write, TN_HUGE_NONE, out);
+}
+
+static uint64_t page_of(int fd)
+{
+    struct stat about;
+    return fstat(fd, &about) == 0 ? (uint64_t)about.st_blksize : (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+int tn_sealed_open_with(const char *name, uint64_t bytes, bool peers_write, uint32_t huge,
+                        struct tn_sealed *out)
+{
+    bool reserved = huge == TN_HUGE_RESERVED;
+    int fd = reserved ? tn_sys_memfd_huge(name) : tn_sys_memfd(name);
     if (fd < 0)
         return fd;
+    uint64_t page = reserved ? page_of(fd) : (uint64_t)sysconf(_SC_PAGESIZE);
     void *address = NULL;
-    int status = furnish(fd, bytes, peers_write, &address);
+    int status = TN_OK;
+    if (bytes == 0 || bytes > INT64_MAX - page)
+        status = tn_fail(TN_INVALID, "%llu bytes is no size for shared memory",
+                         (unsigned long long)bytes);
+    bytes = (bytes + page - 1) / page * page;
+    if (status == TN_OK)
+        status = furnish(fd, bytes, peers_write, huge, &address);
     if (status != TN_OK) {
         close(fd);
         return status;

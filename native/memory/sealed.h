@@ -15,6 +15,9 @@ struct tn_sealed {
  * who holds a descriptor can write to it or map it for writing: a read-only descriptor alone does
  * not do that, since /proc/self/fd re-opens it. */
 int tn_sealed_open(const char *name, uint64_t bytes, bool peers_write, struct tn_sealed *out);
+/* As above; `huge`: enum tn_huge_pages. */
+int tn_sealed_open_with(const char *name, uint64_t bytes, bool peers_write, uint32_t huge,
+                        struct tn_sealed *out);
 void tn_sealed_close(struct tn_sealed *sealed);
 
 /* A new descriptor of the same memory that can only read. */

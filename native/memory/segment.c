@@ -20,6 +20,7 @@
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
 #define TMPFS_MAGIC 0x01021994
+#define HUGETLBFS_MAGIC 0x958458f6
 
 /* A signal makes fallocate undo what the call has done, so one call must be short enough to get
  * through between two. */
@@ -30,6 +31,7 @@
 struct tn_segments {
     pthread_mutex_t lock;
     struct tn_list list;
+    uint32_t huge;        /* enum tn_huge_pages */
     uint32_t last_number; /* never used again: peers keep mappings by number */
 };
 
@@ -53,6 +55,11 @@ int tn_segments_open(struct tn_segments **out)
     return TN_OK;
 }
 
+void tn_segments_use_huge(struct tn_segments *segments, uint32_t huge)
+{
+    segments->huge = huge;
+}
+
 /* Tensors may live in a segment for longer than the engine: it stays mapped until
  * tn_segment_close. */
 void tn_segments_close(struct tn_segments *segments)
@@ -72,8 +79,8 @@ int tn_segments_add(struct tn_segments *segments, uint64_t bytes, uint32_t acces
     struct tn_segment *segment = calloc(1, sizeof(*segment));
     if (!segment)
         return tn_fail(TN_NOMEM, "no memory for a segment");
-    int status =
-        tn_sealed_open("transport-segment", bytes, (access & TN_WRITE) != 0, &segment->memory);
+    int status = tn_sealed_open_with("transport-segment", bytes, (access & TN_WRITE) != 0,
+                                     segments->huge, &segment->memory);
     if (status != TN_OK) {
         free(segment);
         return status;
@@ -189,7 +196,7 @@ static int reserve_step(struct tn_segment *segment, uint64_t offset, uint64_t by
         bool full = errno == ENOSPC || errno == ENOMEM;
         int status =
             tn_fail_errno("reserving %llu bytes of shared memory%s", (unsigned long long)bytes,
-                          full ? " (see memory.max and vm.overcommit_memory)" : "");
+                          full ? " (see memory.max, vm.overcommit_memory, vm.nr_hugepages)" : "");
         return full ? TN_NOMEM : status;
     }
     return TN_OK;
@@ -257,7 +264,8 @@ int tn_mapping_inspect(int fd, uint64_t *bytes, uint64_t *page, bool *writable)
     struct statfs where;
     if (fstat(fd, &about) != 0 || fstatfs(fd, &where) != 0)
         return tn_fail_errno("looking at the peer's shared memory");
-    if (!S_ISREG(about.st_mode) || where.f_type != TMPFS_MAGIC || about.st_size <= 0)
+    bool ours = where.f_type == TMPFS_MAGIC || (uint64_t)where.f_type == HUGETLBFS_MAGIC;
+    if (!S_ISREG(about.st_mode) || !ours || about.st_size <= 0)
         return tn_fail(TN_PROTOCOL,
                        "the peer sent shared memory of a kind or size that it should not have");
     int mode = fcntl(fd, F_GETFL) & O_ACCMODE;

@@ -162,7 +162,20 @@ def memory(root: Path) -> Iterator[Finding]:
         usage = shutil.disk_usage(shm)
         text = f"{format_bytes(usage.free)} free of {format_bytes(usage.total)}"
         yield Finding("memory", "/dev/shm", "ok", f"{text} (memfd is not bounded by it)")
-    for name in ("enabled", "shmem_enabled"):
-        pages = facts.read(root / "sys/kernel/mm/transparent_hugepage" / name)
-        if pages is not None:
-            yield Finding("memory", f"huge pages {name}", "ok", pages)
+    yield from _huge_pages(root)
+
+
+def _huge_pages(root: Path) -> Iterator[Finding]:
+    """What TRANSPORT_HUGE_PAGES can give pool memory."""
+    folder = root / "sys/kernel/mm/transparent_hugepage"
+    private, shared = (facts.read(folder / name) for name in ("enabled", "shmem_enabled"))
+    if private is not None:
+        yield Finding("memory", "huge pages enabled", "ok", private)
+    if shared is not None:
+        denied = "[never]" in shared or "[deny]" in shared
+        remedy = f"pool memory gets small pages; to allow: echo advise > {folder}/shmem_enabled"
+        yield judged("memory", "huge pages shmem_enabled", shared, remedy if denied else "")
+    counts = dict(re.findall(r"(HugePages_\w+):\s+(\d+)", facts.read(root / "proc/meminfo") or ""))
+    if "HugePages_Total" in counts:
+        text = f"{counts.get('HugePages_Free', '?')} free of {counts['HugePages_Total']}"
+        yield Finding("memory", "huge pages reserved", "ok", f"{text} (vm.nr_hugepages)")

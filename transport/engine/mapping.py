@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from transport.errors import DeadlineExceeded, InvalidUse, Status
+from transport.errors import DeadlineExceeded, InvalidUse, Status, Unavailable
 from transport.ffi import check, ffi, handle, lib
 from transport.ffi.handle import unpicklable
 from transport.memory.layout import span
@@ -119,6 +119,8 @@ class Mapping:
             return torch.empty(remote.shape, dtype=dtype)
         steps = _steps(remote)
         address = lib.tn_map_copy(pages.pointer[0])
+        if not address:
+            raise Unavailable("there is no memory (or huge pages) for private copies; use .numpy()")
         if int(ffi.cast("uintptr_t", address)) % remote.itemsize:
             raise InvalidUse(f"the memory is not aligned for elements of {remote.dtype}")
         memory = torch.frombuffer(pages.buffer(address, self._nbytes), dtype=torch.uint8)

@@ -113,11 +113,13 @@ static int map_pages(struct tn_map *map, int fd)
     map->bytes = (end + page - 1) / page * page - (start - map->lead);
     off_t from = (off_t)(start - map->lead);
     void *shared = mmap(NULL, map->bytes, PROT_READ, MAP_SHARED, fd, from);
-    void *copy =
-        mmap(NULL, map->bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, from);
+    /* A copy of a reserved huge page needs another one: where there is none, there is no copy, and
+     * no SIGBUS when it is written to. */
+    int flags = MAP_PRIVATE | (page > (uint64_t)sysconf(_SC_PAGESIZE) ? 0 : MAP_NORESERVE);
+    void *copy = mmap(NULL, map->bytes, PROT_READ | PROT_WRITE, flags, fd, from);
     map->shared = shared == MAP_FAILED ? NULL : shared;
     map->copy = copy == MAP_FAILED ? NULL : copy;
-    if (map->shared && map->copy)
+    if (map->shared)
         return TN_OK;
     return tn_fail_errno("mapping %llu bytes of the peer's memory (see ulimit -v and "
                          "vm.max_map_count)",
