@@ -155,7 +155,7 @@ static void test_more_credits_than_receives(void)
 static void test_failed_openings_leave_nothing(void)
 {
     struct end a, b;
-    open_pair(&a, &b, (struct end_shape){.recovery_ns = SECOND});
+    open_pair(&a, &b, (struct end_shape){.recovery_ns = 3 * SECOND});
     ctl("modify_errno", EINVAL);
     write_once(&a, TN_OK, "tcp");
     struct tn_range range = end_range(&a, 0, 0, 4096);

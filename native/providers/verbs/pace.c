@@ -5,8 +5,18 @@
 #define RETRY_FIRST_NS 10000000u
 #define RETRY_LAST_NS 5000000000u
 #define RETRY_DOUBLINGS 9
+/* Whoever waits for a lane sees it tried so often before the recovery time is over. */
+#define TRIES 4
 #define SHORT_LIFE_NS 20000000u
 #define SHORT_LIVES 8
+
+static uint64_t longest(const struct tn_verbs_link *link)
+{
+    uint64_t pause = link->recovery_ns / TRIES;
+    if (pause > RETRY_LAST_NS)
+        return RETRY_LAST_NS;
+    return pause > RETRY_FIRST_NS ? pause : RETRY_FIRST_NS;
+}
 
 /* The longer the path has been failing, the later the next try. */
 void tn_verbs_pace_failed(struct tn_verbs_lane *lane, uint64_t now)
@@ -15,7 +25,8 @@ void tn_verbs_pace_failed(struct tn_verbs_lane *lane, uint64_t now)
     if (doublings > RETRY_DOUBLINGS)
         doublings = RETRY_DOUBLINGS;
     uint64_t pause = (uint64_t)RETRY_FIRST_NS << doublings;
-    lane->retry_at = now + (pause < RETRY_LAST_NS ? pause : RETRY_LAST_NS);
+    uint64_t most = longest(lane->link);
+    lane->retry_at = now + (pause < most ? pause : most);
 }
 
 /* A lane that was broken by the fault of a request is opened again at once, unless that happens
