@@ -383,9 +383,13 @@ void tn_verbs_enqueue(struct tn_verbs_link *link, struct tn_transfer *transfer);
 void tn_verbs_pump(struct tn_verbs_link *link);
 uint32_t tn_verbs_room(const struct tn_verbs_lane *lane); /* requests that can be built */
 struct tn_verbs_lane *tn_verbs_pick(struct tn_verbs_link *link, uint32_t lanes);
-struct ibv_send_wr *tn_verbs_build(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot);
 void tn_verbs_retire(struct tn_verbs_lane *lane,
                      uint64_t end); /* requests before `end` have succeeded */
+
+/* build.c; lock held */
+struct ibv_send_wr *tn_verbs_build(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot);
+void tn_verbs_build_piece(struct tn_verbs_lane *lane, struct tn_transfer *transfer,
+                          const struct tn_piece *piece); /* there is room */
 uint64_t tn_verbs_wr_id(const struct tn_verbs_lane *lane, bool receive, uint64_t position);
 
 /* fail.c; lock held */
