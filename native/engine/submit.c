@@ -34,10 +34,13 @@ static void start_on(struct tn_transfer *transfer, const struct tn_attachment *a
     transfer->provider = at->provider;
     transfer->link = at->link;
     transfer->link_ops = at->ops;
+    transfer->started = false;
+    uint32_t start = ++transfer->starts;
     pthread_mutex_unlock(&transfer->lock);
     at->ops->start(at->link, transfer);
     pthread_mutex_lock(&transfer->lock);
-    transfer->started = true;
+    if (transfer->starts == start) /* else it was passed on, and another link starts it now */
+        transfer->started = true;
     bool failed = atomic_load_explicit(&transfer->status, memory_order_relaxed) < 0;
     pthread_mutex_unlock(&transfer->lock);
     if (failed && at->ops->cancel)

@@ -92,6 +92,7 @@ struct tn_transfer {
     bool waiting; /* `node` is in its peer's list; under the peer's lock */
     bool started; /* the link's start has returned: from now on it may be told to cancel; under lock
                    */
+    uint32_t starts; /* how often a link was asked to start it */
     bool notify_sent;
     /* Not 0: in `settling` to be given to another link; what it fails with if there is none (text
      * in `text`). Set before it is listed, and then read by whoever takes it out. */

@@ -233,6 +233,78 @@ static void test_a_provider_changes(void)
     pair_close_side(&a);
 }
 
+/* Two links of one peer: the first passes on what it is given while it is still starting it, the
+ * second takes its time. */
+static struct {
+    struct tn_host *host;
+    _Atomic bool second_begins, may_return, second_has_returned;
+    _Atomic int cancels, early;
+} handover;
+
+static void await(_Atomic bool *what)
+{
+    uint64_t until = tn_now() + LONG;
+    while (!atomic_load(what)) {
+        CHECK_TEXT(tn_now() < until, "in time");
+        usleep(100);
+    }
+}
+
+static void first_start(void *link, struct tn_transfer *transfer)
+{
+    (void)link;
+    handover.host->rechoose(handover.host, transfer, TN_VERBS, "not me");
+    await(&handover.second_begins);
+}
+
+static void second_start(void *link, struct tn_transfer *transfer)
+{
+    (void)link;
+    tn_transfer_set_path(transfer, "second");
+    atomic_store(&handover.second_begins, true);
+    await(&handover.may_return);
+    atomic_store(&handover.second_has_returned, true);
+}
+
+static void second_cancel(void *link, struct tn_transfer *transfer)
+{
+    (void)link, (void)transfer;
+    atomic_fetch_add(&handover.early, !atomic_load(&handover.second_has_returned));
+    atomic_fetch_add(&handover.cancels, 1);
+}
+
+/* A link hears of a cancellation only once its own start has returned, also when the start of the
+ * link before it returns meanwhile. */
+static void test_cancelled_while_another_link_starts(void)
+{
+    struct side a = {0}, b = {0};
+    struct quitter unused = {0}, there = {0};
+    struct tn_link_ops first = quitter_ops, second = quitter_ops;
+    first.accepts = second.accepts = quitter_accepts;
+    first.start = first_start;
+    second.start = second_start;
+    second.cancel = second_cancel;
+    int fds[2];
+    pair_open_side(&a, 1, 4096, 4);
+    pair_open_side(&b, 2, 4096, 4);
+    pair_open_peer(&a, 2);
+    pair_open_peer(&b, 1);
+    handover.host = tn_engine_host(a.engine);
+    CHECK(tn_peer_attach(a.peer, TN_PROVIDER_SHM, &first, &unused) == TN_OK);
+    CHECK(tn_peer_attach(a.peer, TN_PROVIDER_SHM, &second, &there) == TN_OK);
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+    CHECK(tn_peer_up(a.peer, fds[0], TN_PROVIDER_TCP, 4) == TN_OK);
+    CHECK(tn_peer_up(b.peer, fds[1], TN_PROVIDER_TCP, 4) == TN_OK);
+    struct tn_transfer *transfer = start(&a, &b);
+    tn_transfer_cancel(transfer);
+    CHECK(!atomic_load(&handover.second_has_returned));
+    atomic_store(&handover.may_return, true);
+    expect(transfer, TN_CANCELLED, "second", "");
+    CHECK(atomic_load(&handover.early) == 0 && atomic_load(&handover.cancels) == 1);
+    pair_close_side(&a);
+    pair_close_side(&b);
+}
+
 int main(void)
 {
     test_another_link_takes_over();
@@ -241,5 +313,6 @@ int main(void)
     test_messages();
     test_ticks();
     test_a_provider_changes();
+    test_cancelled_while_another_link_starts();
     return 0;
 }
