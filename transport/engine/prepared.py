@@ -23,7 +23,6 @@ from transport.engine.submit import (
 from transport.engine.transfer import Transfer, end_of, pending, quiet, slice_ns
 from transport.errors import InvalidUse, Status
 from transport.ffi import failure, ffi, handle, lib
-from transport.memory.host import extent_of, storage_of, view
 from transport.memory.region import Region
 
 if TYPE_CHECKING:
@@ -254,10 +253,11 @@ class _Sources:
         self._regions = {id(side): side for side in sides if isinstance(side, Region)}
         self._storages: dict[int, Any] = {}
         for side in sides:
-            tensor = None if isinstance(side, Region) else view(side)
-            storage = storage_of(tensor) if tensor is not None else None
-            if tensor is not None and hasattr(storage, "data_ptr"):
-                self._storages[tensor.address] = storage, extent_of(storage, tensor)
+            if hasattr(side, "untyped_storage"):  # one object for all views of it
+                storage = side.untyped_storage()
+                if id(storage) not in self._storages:
+                    extent = storage.data_ptr(), storage.nbytes()
+                    self._storages[id(storage)] = storage, extent
 
     def check(self) -> None:
         """Raises InvalidUse when a region was closed or a tensor's storage was resized."""
