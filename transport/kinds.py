@@ -169,28 +169,34 @@ def _show_optional(value: Any) -> str:
     return "" if value is None else str(value)
 
 
+_TERABYTE = 1 << 40
+
 FOREVER = Kind("seconds, or inf", float, _seconds)
 SECONDS = Kind("seconds", float, _finite_seconds)
 TEXT = Kind("text", str, _optional(_text), _show_optional)
-PATH = Kind("path", lambda text: Path(text).expanduser(), _optional(_path), _show_optional)
-FILLED_PATH = Kind("path", lambda text: Path(text).expanduser(), _path)
+PATH = Kind("a path", lambda text: Path(text).expanduser(), _optional(_path), _show_optional)
+FILLED_PATH = Kind("a path", lambda text: Path(text).expanduser(), _path)
 NAMES = Kind("names, separated by commas", _parse_names, _names, _show_all)
 FEW_NAMES = Kind("names, separated by commas", _parse_names, _few, _show_all)
 PTRACER = Kind('"any" or a process id', str, _ptracer)
-LEVEL = Kind("level name", str.lower, _level)
-ADDRESS = Kind("address", _parse_address, _optional(_address), _show_optional)
+LEVEL = Kind(f"one of {', '.join(_LEVELS)}", str.lower, _level)
+ADDRESS = Kind("an IPv4 or IPv6 address", _parse_address, _optional(_address), _show_optional)
 NETWORKS = Kind("networks, separated by commas", _parse_networks, _networks, _show_all)
-PKEY = Kind("P_Key (0xffff)", lambda text: int(text, 0), _optional(_key), _show_hex)
+PKEY = Kind("a P_Key (0xffff)", lambda text: int(text, 0), _optional(_key), _show_hex)
 MTU = Kind(f"bytes: {', '.join(map(str, _MTUS))}; or 0", int, _mtu)
 NIC_MAP = Kind("place=device,...;...", _parse_map, _map, _show_map)
 
 
 def size(low: int, high: int) -> Kind:
-    return Kind("size (65536, 64KiB)", parse_bytes, _whole(low, high), format_bytes)
+    """Bytes. Limits beyond a terabyte only keep the number in range; nobody need read them."""
+    least = f", at least {format_bytes(low)}" if low else ""
+    most = f", at most {format_bytes(high)}" if high < _TERABYTE else ""
+    words = f"a size (65536, 64KiB){least}{most}"
+    return Kind(words, parse_bytes, _whole(low, high), format_bytes)
 
 
 def count(low: int, high: int) -> Kind:
-    return Kind("whole number", int, _whole(low, high))
+    return Kind(f"a whole number from {low} to {high}", int, _whole(low, high))
 
 
 def choice(*words: str) -> Kind:
