@@ -93,7 +93,8 @@ class Core:
         self.gate = Gate("engine")
         self.unused: dict[str, str] = {}  # providers that are not used, and why
         found = _find_providers(providers, settings, self.unused, verbs_context)
-        self.paths = Paths({provider.name: provider.identifier for provider in found})
+        identifiers = {provider.name: provider.identifier for provider in found}
+        self.paths = Paths(identifiers, self.unused)
         self.native = _open_native(self.incarnation, settings, self.paths)
         self.dropped: deque[tuple[list[Flight], list[Any]]] = deque()  # by finalizers
         self._abandoned: dict[int, tuple[Flight, list[Any], list[Flight]]] = {}

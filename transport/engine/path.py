@@ -19,8 +19,11 @@ FALLBACKS = ("allow", "error")
 class Paths:
     """The engine's providers, most wanted first, by name and by number."""
 
-    def __init__(self, identifiers: Mapping[str, int]) -> None:
+    def __init__(
+        self, identifiers: Mapping[str, int], unused: Mapping[str, str] | None = None
+    ) -> None:
         self.identifiers = dict(identifiers)
+        self.unused = {} if unused is None else unused  # asked for, but of no use here, and why
         self.names = {number: name for name, number in identifiers.items()}
         self.all = _mask(identifiers.values())
 
@@ -48,6 +51,8 @@ class Paths:
         return self.names.get(number)
 
     def _named(self, provider: str, fallback: str | None) -> int:
+        if provider in self.unused:
+            raise Unavailable(f"{provider} cannot be used here: {self.unused[provider]}")
         if provider not in self.identifiers:
             known = ", ".join(self.identifiers)
             raise InvalidUse(f"this engine has no provider {provider!r}; it has {known}")

@@ -35,6 +35,12 @@ def test_refusals():
         PATHS.mask(None, "error", ())
 
 
+def test_a_provider_of_no_use_here_says_why():
+    paths = Paths({"shm": 0}, {"verbs": "no RDMA devices"})
+    with pytest.raises(Unavailable, match="verbs cannot be used here: no RDMA devices"):
+        paths.mask("verbs", None, ())
+
+
 def test_names():
     assert PATHS.name(5) == "pigeon"
     assert PATHS.name(8) is None
