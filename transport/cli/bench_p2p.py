@@ -32,7 +32,7 @@ from transport.cli.child import Child
 from transport.cli.options import emit, json_option, size_option
 from transport.cli.progress import Progress
 from transport.control.address import parse
-from transport.errors import InvalidUse, Unavailable
+from transport.errors import DeadlineExceeded, InvalidUse, Unavailable
 from transport.types import format_bytes
 
 if TYPE_CHECKING:
@@ -218,12 +218,20 @@ class Side:
 
     @classmethod
     def open(cls, engine: Engine, peer: Peer, plan: Plan) -> Side:
-        remote = peer.lookup(region_name(plan.memory, plan.op))
+        remote = find_region(peer, plan)
         if remote.nbytes < max(plan.sizes):
             text = f"the peer offers {remote.nbytes} bytes, less than the largest --size"
             raise Unavailable(text, "give `transport bench serve` a larger --bytes")
         size = min(plan.buffer_bytes, remote.nbytes)
         return cls(engine, remote.bytes(0, size), make_buffer(engine, plan.memory, size))
+
+
+def find_region(peer: Peer, plan: Plan) -> RemoteRegion:
+    try:
+        return peer.lookup(region_name(plan.memory, plan.op))
+    except DeadlineExceeded as error:
+        text = f"the peer offers no {plan.memory} memory: {error}"
+        raise Unavailable(text, "give both ends the same --memory") from error
 
 
 def places(size: int, batch: int, room: int) -> list[int]:
