@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transport.config import Settings as Settings
+    from transport.engine.adopt import Adopted as Adopted
     from transport.engine.atomics import AtomicTransfer as AtomicTransfer
     from transport.engine.batch import Read as Read
     from transport.engine.batch import Write as Write
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from transport.engine.mapping import Mapping as Mapping
     from transport.engine.notifications import Notification as Notification
     from transport.engine.notifications import Notifications as Notifications
+    from transport.engine.peer import Lane as Lane
     from transport.engine.peer import Peer as Peer
     from transport.engine.prepared import Prepared as Prepared
     from transport.engine.transfer import Transfer as Transfer
@@ -54,6 +56,7 @@ _HOMES = {
     "Access": "types",
     "ActorCrashed": "errors",
     "ActorError": "errors",
+    "Adopted": "engine.adopt",
     "AtomicTransfer": "engine.atomics",
     "Backing": "memory.backing",
     "Blocks": "engine.blocks",
@@ -63,6 +66,7 @@ _HOMES = {
     "Engine": "engine.engine",
     "HipError": "errors",
     "InvalidUse": "errors",
+    "Lane": "engine.peer",
     "LayoutError": "errors",
     "Mapping": "engine.mapping",
     "NativeError": "errors",
@@ -110,4 +114,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted(__all__)

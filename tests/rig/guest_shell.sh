@@ -6,6 +6,8 @@ rig=$(dirname "$(readlink -f "$0")")
 # shellcheck source=tests/rig/perftest.sh
 . "$rig/perftest.sh"
 
+PATH=$rig/../../.venv/bin:$PATH   # for `transport`
+
 if [ -n "${RIG_COMMANDS+set}" ]; then
   printf '%s\n' "$RIG_COMMANDS" >/run/commands
   # Sourced, so that the commands have perftest_pair.

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 class Adopted:
     """What `Engine.adopt` has moved; nothing the second time."""
 
-    count: int  # tensors
-    bytes: int  # of their storages
+    count: int
+    """Tensors."""
+    bytes: int
+    """Of their storages."""
 
 
 class _Group:

@@ -26,20 +26,28 @@ _PATIENCE = 5.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One queue pair between a rail of this engine and one of the peer's."""
+    """One queue pair between a rail of this engine and one of the peer's. See `Peer.lanes`."""
 
     device: str
     port: int
     rail: int
+    """Number of the rail in this engine: the position among those that `doctor` says are used."""
     remote_rail: int
-    state: str  # unused, opening, ready, stopped, failed
-    failures: int  # of the path, since a request last succeeded
+    state: str
+    """"unused", "opening", "ready", "stopped" or "failed"."""
+    failures: int
+    """Of the path, since a request last succeeded."""
     operations: int
+    """Work requests that succeeded."""
     bytes: int
-    retries: int  # requests that were handed out again after a failure
-    reconnects: int  # times that it was opened again
-    errors: int  # completions with an error of their own
-    reason: str  # why it last failed
+    retries: int
+    """Requests that were handed out again after a failure."""
+    reconnects: int
+    """How often it was opened again."""
+    errors: int
+    """Completions with an error of their own."""
+    reason: str
+    """Why it last failed; empty when it never did."""
 
 
 _MAX_LANES = 32

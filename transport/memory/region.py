@@ -322,7 +322,7 @@ class Region(Handle):
 
     @property
     def number(self) -> int:
-        """What names the region in a notification; used again after it was closed."""
+        """What names the region in messages ("region 7 was closed"); used again later."""
         number: int = NATIVE.unpack_from(self.remote()._owner.native)[0]
         return number
 
