@@ -3,10 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transport.cli.bench_p2p import Plan, places, timed
+import transport
+from transport.cli.bench_p2p import Plan, find_region, places, timed
 from transport.cli.bench_side import is_pattern, pattern, pick_address
 from transport.cli.demo import Model, Skip, make_row, table
-from transport.errors import InvalidUse
+from transport.errors import InvalidUse, Unavailable
 
 
 def make_plan(sizes, batch):
@@ -41,6 +42,14 @@ def test_every_row_is_measured_often_enough():
     assert plan.iterations_for(1e-6) == 2000
     assert plan.iterations_for(1e-2) == 50
     assert Plan("read", (1,), 1, None, "pool", 3).iterations_for(1e-6) == 3
+
+
+def test_a_peer_without_the_memory_that_was_asked_for_says_so():
+    settings = transport.Settings(connect_timeout=1.0)
+    with transport.Engine() as far, transport.Engine(settings=settings) as near:
+        peer = near.connect(far.addresses[0], timeout=10)
+        with pytest.raises(Unavailable, match=r"offers no pool memory.*same --memory"):
+            find_region(peer, make_plan((1,), 1))
 
 
 def test_patterns_differ_between_seeds_and_places():
