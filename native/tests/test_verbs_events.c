@@ -27,15 +27,6 @@ static void open_pair(struct end *a, struct end *b)
     end_up(b, fds[1]);
 }
 
-static void wait_ready(struct end *end, uint32_t lanes)
-{
-    uint64_t until = tn_now() + LONG;
-    while (atomic_load(&end->link->ready) != lanes) {
-        CHECK_TEXT(tn_now() < until, "lanes in time");
-        usleep(1000);
-    }
-}
-
 static struct tn_transfer *write_all(struct end *a)
 {
     struct tn_range range = end_range(a, 0, 0, MEMORY);
@@ -59,20 +50,20 @@ static void test_a_port_goes_down_and_comes_back(void)
     for (unsigned round = 0; round < 3; round++) {
         end_fill(a.memory, MEMORY, round);
         expect_there(&a, &b, write_all(&a));
-        wait_ready(&a, 3);
-        wait_ready(&b, 3);
+        end_wait_ready(&a, 3);
+        end_wait_ready(&b, 3);
         end_fill(a.memory, MEMORY, 100 + round);
         double_set("fake1:1.delay_us", 20000);
         struct tn_transfer *sent = write_all(&a);
         double_set("fake1:1.state", IBV_PORT_DOWN);
         expect_there(&a, &b, sent);
-        wait_ready(&a, 1);
+        end_wait_ready(&a, 1);
         double_set("fake1:1.delay_us", 0);
         long before = double_get("fake1.requests");
         expect_there(&a, &b, write_all(&a));
         CHECK(double_get("fake1.requests") == before);
         double_set("fake1:1.state", IBV_PORT_ACTIVE);
-        wait_ready(&a, 3);
+        end_wait_ready(&a, 3);
     }
     verbs_pair_close(&a, &b);
 }
@@ -84,7 +75,7 @@ static void test_another_port(void)
     double_set("ports", 2);
     open_pair(&a, &b);
     expect_there(&a, &b, write_all(&a));
-    wait_ready(&a, 3);
+    end_wait_ready(&a, 3);
     double_set("fake1:2.state", IBV_PORT_DOWN);
     double_set("fake1:2.raise", IBV_EVENT_PORT_ERR);
     for (int i = 0; i < 20; i++) {
@@ -108,7 +99,7 @@ static void test_a_gid_moves(void)
     struct end a, b;
     open_pair(&a, &b);
     expect_there(&a, &b, write_all(&a));
-    wait_ready(&a, 3);
+    end_wait_ready(&a, 3);
     CHECK(row_of(a.verbs->rails[1]) == 1);
     char text[64];
     const uint8_t *gid = a.verbs->rails[1]->gid.raw;
@@ -120,13 +111,13 @@ static void test_a_gid_moves(void)
         CHECK_TEXT(tn_now() < until, "the row is found");
         usleep(1000);
     }
-    wait_ready(&a, 3);
-    wait_ready(&b, 3);
+    end_wait_ready(&a, 3);
+    end_wait_ready(&b, 3);
     for (int i = 0; i < 5; i++)
         expect_there(&a, &b, write_all(&a));
     double_text("fake1:1.gid.3", "");
     double_text("fake1:1.gid.1", text);
-    wait_ready(&a, 3);
+    end_wait_ready(&a, 3);
     verbs_pair_close(&a, &b);
 }
 
@@ -155,10 +146,10 @@ static void test_a_gid_vanishes(void)
     snprintf(text, sizeof(text), "::ffff:%u.%u.%u.%u", gid[12], gid[13], gid[14], gid[15]);
     double_text("fake1:1.gid.1", "");
     expect_event(&a, "has lost the GID");
-    wait_ready(&a, 1);
+    end_wait_ready(&a, 1);
     expect_there(&a, &b, write_all(&a));
     double_text("fake1:1.gid.1", text); /* it returns */
-    wait_ready(&a, 3);
+    end_wait_ready(&a, 3);
     expect_there(&a, &b, write_all(&a));
     verbs_pair_close(&a, &b);
 }
@@ -169,7 +160,7 @@ static void test_a_device_fails(void)
     struct end a, b;
     open_pair(&a, &b);
     expect_there(&a, &b, write_all(&a));
-    wait_ready(&a, 3);
+    end_wait_ready(&a, 3);
     struct tn_transfer *sent = write_all(&a);
     double_set("fake1.fatal", 1);
     expect_there(&a, &b, sent);

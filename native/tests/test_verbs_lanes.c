@@ -51,7 +51,7 @@ static void test_a_transfer_is_spread(void)
     struct end a, b;
     open_pair(&a, &b, (struct end_shape){.lanes = 4, .more = "fake1"});
     write_once(&a, TN_OK, "rc");
-    usleep(100000); /* the other lanes open meanwhile */
+    end_wait_ready(&a, 15);
     long before[2] = {get("fake0.requests"), get("fake1.requests")};
     ctl("delay_us", 2000);
     end_fill(a.memory, MEMORY, 5);
@@ -70,7 +70,7 @@ static void test_no_early_notification(void)
     struct end a, b;
     open_pair(&a, &b, (struct end_shape){.lanes = 2, .more = "fake1"});
     write_once(&a, TN_OK, "rc");
-    usleep(100000);
+    end_wait_ready(&a, 3);
     ctl("fake1:1.delay_us", 50000);
     for (unsigned i = 1; i < 12; i++) {
         char text[8], expected[8];
@@ -256,7 +256,7 @@ static void test_preferred_rail(void)
     struct end a, b;
     open_pair(&a, &b, (struct end_shape){.lanes = 2, .more = "fake1"});
     write_once(&a, TN_OK, "rc");
-    usleep(100000);
+    end_wait_ready(&a, 3);
     tn_region_prefer_rails(a.region, 2);
     long before[2] = {get("fake0.requests"), get("fake1.requests")};
     for (int i = 0; i < 20; i++)

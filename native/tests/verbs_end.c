@@ -5,6 +5,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "providers/verbs/verbs.h"
+
 static uint32_t depth_of(const struct end *end)
 {
     return end->shape.depth ? end->shape.depth : END_DEPTH;
@@ -88,6 +90,15 @@ void end_accept(struct end *end)
 void end_up(struct end *end, int fd)
 {
     CHECK(tn_peer_up(end->peer, fd, TN_PROVIDER_TCP, depth_of(end)) == TN_OK);
+}
+
+void end_wait_ready(struct end *end, uint32_t lanes)
+{
+    uint64_t until = tn_now() + LONG;
+    while (atomic_load(&end->link->ready) != lanes) {
+        CHECK_TEXT(tn_now() < until, "lanes in time");
+        usleep(1000);
+    }
 }
 
 void end_close(struct end *end)

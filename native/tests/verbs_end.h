@@ -50,6 +50,7 @@ void end_open_shaped(struct end *end, const char *library, const char *device, u
 void end_greet(struct end *end);      /* fills `ours` */
 void end_accept(struct end *end);     /* `theirs` is filled: opens a link and attaches it */
 void end_up(struct end *end, int fd); /* both have accepted */
+void end_wait_ready(struct end *end, uint32_t lanes); /* until just these lanes work */
 void end_close(struct end *end);
 
 struct tn_range end_range(struct end *end, uint64_t local, uint64_t remote, uint64_t bytes);
