@@ -12,7 +12,7 @@ import pytest
 
 ROW_KEYS = {
     "provider", "op", "memory", "bytes", "batch", "iterations", "gb_per_s_avg", "gb_per_s_peak",
-    "messages_per_s", "p50_us", "p99_us", "verified",
+    "messages_per_s", "p50_us", "p99_us", "verified", "window",
 }  # fmt: skip
 
 
@@ -58,8 +58,8 @@ def test_p2p_in_batches_prints_columns():
     done = transport("bench", "p2p", "--size", "64KiB", "--batch", "100", "--iters", "3")
     assert done.returncode == 0, done.stderr
     header, row = done.stdout.splitlines()
-    assert header.split()[0] == "#bytes"
-    assert row.split()[:3] == ["65536", "100", "3"]
+    assert header.split()[:4] == ["#bytes", "#batch", "#window", "#iterations"]
+    assert row.split()[:4] == ["65536", "100", "1", "3"]
     assert row.split()[-1] == "verified"
 
 
