@@ -39,6 +39,9 @@ static int check(struct fake_qp *qp, const struct ibv_send_wr *wr)
     if (wr->num_sge < 0 || wr->num_sge > (int)cap->max_send_sge || wr->num_sge > FAKE_SGES ||
         (unsigned)wr->opcode > FAKE_FETCH_ADD)
         return EINVAL;
+    if (wr->opcode == IBV_WR_RDMA_READ &&
+        wr->num_sge > fake_device_of(qp->base.context)->max_sge_rd)
+        return EINVAL;
     return inlined && (wr->opcode > IBV_WR_SEND_WITH_IMM || bytes_of(wr) > cap->max_inline_data)
                ? EINVAL
                : 0;

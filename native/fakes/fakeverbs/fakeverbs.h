@@ -65,7 +65,7 @@ struct fake_device {
     struct ibv_device base; /* first, here and below */
     long ports, kind;
     /* limits */
-    long max_mr_size, max_qp, max_qp_wr, max_sge, max_cqe, max_mr, max_pd, max_inline;
+    long max_mr_size, max_qp, max_qp_wr, max_sge, max_sge_rd, max_cqe, max_mr, max_pd, max_inline;
     long max_qp_rd_atom, max_qp_init_rd_atom, atomic_cap, odp_caps, vendor_id, vendor_part_id;
     /* faults */
     long send_limit, full_style, post_fail_after, post_fail_count, post_errno, sink;

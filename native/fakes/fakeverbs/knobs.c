@@ -19,7 +19,7 @@ struct knob {
 #define C(field) {#field, offsetof(struct fake_device, field), COUNTER}
 #define P(field) {#field, offsetof(struct fake_port, field), OF_PORT}
 static const struct knob knobs[] = {
-    D(ports), D(kind), D(max_mr_size), D(max_qp), D(max_qp_wr), D(max_sge), D(max_cqe), D(max_mr),
+    D(ports), D(kind), D(max_mr_size), D(max_qp), D(max_qp_wr), D(max_sge), D(max_sge_rd), D(max_cqe), D(max_mr),
     D(max_pd), D(max_inline), D(max_qp_rd_atom), D(max_qp_init_rd_atom), D(atomic_cap), D(odp_caps),
     D(vendor_id), D(vendor_part_id),
     D(send_limit), D(full_style), D(post_fail_after), D(post_fail_count), D(post_errno), D(sink), D(fail_after), D(fail_count), D(hide_receives),

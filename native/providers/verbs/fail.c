@@ -72,6 +72,7 @@ static enum tn_verbs_fault judge(const struct tn_verbs_lane *lane, const struct 
 static void return_unposted(struct tn_verbs_lane *lane)
 {
     struct tn_verbs_link *link = lane->link;
+    lane->chained = 0;
     while (lane->head > lane->posted) {
         lane->head--;
         struct tn_verbs_slot *slot = &lane->slots[lane->head & (lane->depth - 1)];
@@ -115,25 +116,17 @@ static struct tn_verbs_slot *slot_at(struct tn_verbs_lane *lane, uint64_t positi
     return &lane->slots[position & (lane->depth - 1)];
 }
 
-/* The request at the tail is out of the lane's hands. */
-static struct tn_transfer *remove_tail(struct tn_verbs_lane *lane)
+/* The slot at the tail is out of the lane's hands. */
+static void remove_tail(struct tn_verbs_lane *lane)
 {
     struct tn_verbs_slot *slot = slot_at(lane, lane->tail++);
     atomic_fetch_sub_explicit(&lane->rail->in_flight, 1, memory_order_relaxed);
     lane->in_flight -= slot->piece.length;
     if (slot->note >= 0) {
         tn_verbs_ring_again(lane->link, slot->note);
-        return NULL;
+        return;
     }
     slot->transfer->held--;
-    return slot->transfer;
-}
-
-static void fail_one(struct tn_transfer *transfer, int status, const struct ibv_wc *wc,
-                     const char *text)
-{
-    tn_transfer_fail(transfer, status, wc->status, wc->vendor_err, "%s", text);
-    tn_piece_done(transfer, 1);
 }
 
 static uint32_t access_of(uint32_t op)
@@ -141,9 +134,9 @@ static uint32_t access_of(uint32_t op)
     return op == TN_OP_READ ? TN_READ : op == TN_OP_WRITE ? TN_WRITE : TN_READ | TN_WRITE;
 }
 
-/* Asks the peer what is wrong with the request; false if that cannot be done. */
+/* Asks the peer what is wrong with the request of these slots; false if that cannot be done. */
 static bool suspect(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot,
-                    const struct ibv_wc *wc, const char *text)
+                    const struct tn_verbs_slot *last, const struct ibv_wc *wc, const char *text)
 {
     struct tn_verbs_link *link = lane->link;
     const struct tn_remote *remote = slot->piece.remote;
@@ -157,7 +150,8 @@ static bool suspect(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot
                                        .region = remote->number,
                                        .generation = remote->generation,
                                        .offset = slot->piece.remote_offset,
-                                       .length = slot->piece.length};
+                                       .length = last->piece.remote_offset + last->piece.length -
+                                                 slot->piece.remote_offset};
     memcpy(message.key, remote->key, sizeof(message.key));
     if (link->closed || i == TN_VERBS_SUSPECTS ||
         link->host->send_link(link->host, link->peer, TN_PROVIDER_VERBS, &message,
@@ -206,22 +200,25 @@ uint64_t tn_verbs_acquit(struct tn_verbs_link *link, const struct tn_transfer *t
     return soonest;
 }
 
-/* The first request that did not work, at the tail by now. */
+/* The first request that did not work: its slots are at the tail by now, up to `last`. */
 static void blame(struct tn_verbs_lane *lane, const struct ibv_wc *wc, enum tn_verbs_fault fault,
-                  const char *text)
+                  uint64_t last, const char *text)
 {
     struct tn_verbs_slot *slot = slot_at(lane, lane->tail);
     struct tn_transfer *transfer = slot->note < 0 ? slot->transfer : NULL;
     if (!transfer)
         return; /* a notification is sent again whatever came of it */
-    if (fault == TN_VERBS_OF_ACCESS && suspect(lane, slot, wc, text)) {
+    bool path = fault != TN_VERBS_OF_REQUEST && fault != TN_VERBS_OF_ACCESS;
+    if (path && (lane->failures || ++transfer->strikes < STRIKES))
+        return;
+    bool asked = fault == TN_VERBS_OF_ACCESS && suspect(lane, slot, slot_at(lane, last), wc, text);
+    uint64_t slots = last + 1 - lane->tail;
+    while (lane->tail <= last)
         remove_tail(lane);
-    } else if (fault == TN_VERBS_OF_REQUEST || fault == TN_VERBS_OF_ACCESS) {
-        int status = fault == TN_VERBS_OF_ACCESS ? TN_REMOTE_ACCESS : TN_VERBS;
-        fail_one(remove_tail(lane), status, wc, text);
-    } else if (!lane->failures && ++transfer->strikes >= STRIKES) {
-        fail_one(remove_tail(lane), TN_VERBS, wc, text);
-    }
+    if (!asked)
+        tn_transfer_fail(transfer, fault == TN_VERBS_OF_ACCESS ? TN_REMOTE_ACCESS : TN_VERBS,
+                         wc->status, wc->vendor_err, "%s", text);
+    tn_piece_done(transfer, slots - asked); /* the question keeps one */
 }
 
 static void succeeded(struct tn_verbs_lane *lane)
@@ -247,9 +244,9 @@ void tn_verbs_complete(struct tn_verbs_lane *lane, const struct ibv_wc *wc)
     char text[TN_TEXT_BYTES];
     enum tn_verbs_fault fault = judge(lane, wc, text);
     if (fault != TN_VERBS_OF_FLUSH) {
-        tn_verbs_retire(lane, position);
+        tn_verbs_retire(lane, position - slot_at(lane, position)->before);
         lane->errors++;
-        blame(lane, wc, fault, text);
+        blame(lane, wc, fault, position, text);
     }
     tn_verbs_break(lane, fault == TN_VERBS_OF_PATH, "%s", text);
     if (position + 1 == lane->posted)
@@ -297,6 +294,7 @@ static void empty(struct tn_verbs_lane *lane, bool again)
     }
     lane->in_flight = 0;
     lane->head = lane->posted;
+    lane->chained = 0;
     lane->signalled = lane->posted;
     lane->lost = lane->full = false;
 }

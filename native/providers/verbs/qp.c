@@ -28,14 +28,19 @@ static int modify(struct tn_verbs_lane *lane, struct ibv_qp *qp, struct ibv_qp_a
                          rail->facts.device, rail->facts.port, stage, asked);
 }
 
-static struct ibv_qp *create(struct tn_verbs_lane *lane, uint32_t inline_bytes)
+static uint32_t lesser(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static struct ibv_qp *create(struct tn_verbs_lane *lane, uint32_t inline_bytes, uint32_t sges)
 {
     struct ibv_qp_init_attr init = {
         .send_cq = lane->cq->cq,
         .recv_cq = lane->cq->cq,
         .cap = {.max_send_wr = lane->depth,
                 .max_recv_wr = lane->rail->receives,
-                .max_send_sge = 1,
+                .max_send_sge = sges,
                 .max_recv_sge = 1,
                 .max_inline_data = inline_bytes},
         .qp_type = IBV_QPT_RC,
@@ -43,6 +48,8 @@ static struct ibv_qp *create(struct tn_verbs_lane *lane, uint32_t inline_bytes)
     struct ibv_qp *qp = lane->rail->lib->create_qp(lane->rail->pd, &init);
     /* The device may grant more than was asked; more than that is not promised for good. */
     lane->inline_bytes = qp && init.cap.max_inline_data >= inline_bytes ? inline_bytes : 0;
+    lane->sges_each = qp && init.cap.max_send_sge >= sges ? sges : 1;
+    lane->read_sges = lesser(lane->sges_each, lane->rail->facts.max_read_sges);
     return qp;
 }
 
@@ -66,9 +73,14 @@ int tn_verbs_qp_open(struct tn_verbs_lane *lane, struct ibv_qp **out)
 {
     struct tn_verbs_rail *rail = lane->rail;
     uint32_t inline_bytes = rail->options.inline_bytes;
-    struct ibv_qp *qp = create(lane, inline_bytes);
+    uint32_t sges = lesser(rail->facts.max_sges, TN_VERBS_SGES);
+    struct ibv_qp *qp = create(lane, inline_bytes, sges ? sges : 1);
+    if (!qp && sges > 1)
+        qp = create(lane, inline_bytes, 1); /* there may be no room for so many as large requests */
     if (!qp && inline_bytes)
-        qp = create(lane, 0); /* devices that cannot send inline refuse it */
+        qp = create(lane, 0, sges ? sges : 1); /* devices that cannot send inline refuse it */
+    if (!qp)
+        qp = create(lane, 0, 1);
     if (!qp) {
         errno = tn_verbs_errno(-1);
         return tn_fail_errno("%s (vendor 0x%x, part %u, firmware %s) refuses a reliable queue pair "
@@ -87,11 +99,6 @@ int tn_verbs_qp_open(struct tn_verbs_lane *lane, struct ibv_qp **out)
     else
         rail->lib->destroy_qp(qp);
     return status;
-}
-
-static uint32_t lesser(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
 }
 
 static void address_of(struct tn_verbs_rail *rail, const struct tn_verbs_offer *offer,

@@ -200,21 +200,24 @@ static bool take(struct tn_verbs_link *link)
 /* ---- posting --------------------------------------------------------------------------------- */
 
 /* `count` requests of the chain went out; the others move to its front. */
-static void shift(struct tn_verbs_lane *lane, uint64_t count)
+static void shift(struct tn_verbs_lane *lane, uint32_t count)
 {
-    uint64_t built = lane->head - lane->posted;
-    for (uint64_t i = 0; i < count; i++)
+    uint64_t gone = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        gone += (uint64_t)lane->requests[i].num_sge;
         if (lane->requests[i].send_flags & IBV_SEND_SIGNALED)
-            lane->signalled = lane->posted + i + 1;
-    lane->posted += count;
-    atomic_fetch_add_explicit(&lane->rail->in_flight, count, memory_order_relaxed);
-    if (count == built || !count)
+            lane->signalled = lane->posted + gone;
+    }
+    lane->posted += gone;
+    lane->chained -= count;
+    atomic_fetch_add_explicit(&lane->rail->in_flight, gone, memory_order_relaxed);
+    if (!count || !lane->chained)
         return;
-    for (uint64_t i = 0; i < built - count; i++) {
+    memmove(lane->sges, lane->sges + gone, (lane->head - lane->posted) * sizeof(*lane->sges));
+    for (uint32_t i = 0; i < lane->chained; i++) {
         lane->requests[i] = lane->requests[i + count];
-        lane->sges[i] = lane->sges[i + count];
-        lane->requests[i].sg_list = &lane->sges[i];
-        lane->requests[i].next = i + 1 < built - count ? &lane->requests[i + 1] : NULL;
+        lane->requests[i].sg_list -= gone;
+        lane->requests[i].next = i + 1 < lane->chained ? &lane->requests[i + 1] : NULL;
     }
 }
 
@@ -223,7 +226,7 @@ static void shift(struct tn_verbs_lane *lane, uint64_t count)
  * and what is refused with none to come is an error. */
 static bool post(struct tn_verbs_lane *lane)
 {
-    uint64_t built = lane->head - lane->posted;
+    uint32_t built = lane->chained;
     struct ibv_send_wr *bad = NULL;
     lane->requests[built - 1].send_flags |= IBV_SEND_SIGNALED;
     int returned = lane->qp->context->ops.post_send(lane->qp, lane->requests, &bad);
@@ -233,7 +236,7 @@ static bool post(struct tn_verbs_lane *lane)
     }
     int error = tn_verbs_errno(returned);
     bool known = bad >= lane->requests && bad < lane->requests + built;
-    shift(lane, known ? (uint64_t)(bad - lane->requests) : 0);
+    shift(lane, known ? (uint32_t)(bad - lane->requests) : 0);
     if (lane->signalled <= lane->tail)
         tn_verbs_break(lane, true, "%s refuses a work request: %s", lane->rail->facts.device,
                        strerror(error));
@@ -248,7 +251,7 @@ static bool post_all(struct tn_verbs_link *link)
     for (uint32_t ready = atomic_load_explicit(&link->ready, memory_order_relaxed); ready;
          ready &= ready - 1) {
         struct tn_verbs_lane *lane = &link->lanes[__builtin_ctz(ready)];
-        if (lane->head > lane->posted && !lane->full)
+        if (lane->chained && !lane->full)
             any = post(lane) || any;
     }
     return any;

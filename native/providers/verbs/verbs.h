@@ -24,10 +24,11 @@
 #include "providers/transfer.h"
 #include "providers/verbs/exchange.h"
 
-/* Work requests per doorbell. Each lane that was ever open keeps this many built requests (about
- * 5 KiB). */
+/* Slots per doorbell. Each lane that was ever open keeps this many built requests (about 5 KiB). */
 #define TN_VERBS_CHAIN 32
-/* At least every so many requests one asks for a completion: a send queue whose entries nobody
+/* Pieces per work request, where the device can. */
+#define TN_VERBS_SGES 16
+/* At least every so many slots a request asks for a completion: a send queue whose entries nobody
  * signalled can never be found to have room again. */
 #define TN_VERBS_SIGNAL_EVERY 16
 /* Notifications of one link on their way at once. */
@@ -86,7 +87,7 @@ struct tn_verbs_rail {
     struct ibv_pd *pd;
     struct ibv_comp_channel *channel;
 
-    _Atomic uint64_t in_flight; /* requests of all lanes */
+    _Atomic uint64_t in_flight; /* slots of all lanes */
     _Atomic bool strict;        /* it has refused relaxed ordering */
 
     /* Asynchronous events, of the driver but for the first two. */
@@ -143,10 +144,11 @@ struct tn_verbs_registration {
     _Atomic(struct ibv_mr *) mrs[];   /* rail by rail */
 };
 
-/* One posted work request. */
+/* A piece, or a notification, in the send queue. */
 struct tn_verbs_slot {
     struct tn_transfer *transfer; /* of a piece */
     int32_t note;                 /* index of the staged notification, or -1 for a piece */
+    uint32_t before;              /* so many slots before it are of the same work request */
     struct tn_piece piece;
 };
 
@@ -178,6 +180,7 @@ struct tn_verbs_lane {
     uint32_t short_lives; /* so often in a row it broke soon after it was ready */
     uint64_t lost_epoch;  /* of the queue pair that [tail, posted) were on, if they are `lost` */
     uint32_t depth, signal_every, inline_bytes; /* the last is what the device granted */
+    uint32_t sges_each, read_sges;              /* pieces per work request, as granted */
     uint32_t sequence;                          /* of our first packet */
 
     /* Under link.lock. */
@@ -190,10 +193,12 @@ struct tn_verbs_lane {
     uint64_t trouble_since;   /* while its bit in link.trouble is set */
     char text[TN_TEXT_BYTES]; /* why it last failed */
     uint32_t peer_ring_rkey;
-    /* The send queue: requests [tail, posted) are in flight, or, without a queue pair, of unknown
-     * fate; [posted, head) are built and wait for room. */
+    /* The send queue: slots [tail, posted) are in flight, or, without a queue pair, of unknown
+     * fate; [posted, head) are built, into `chained` requests, and wait for room. A request's
+     * completion carries the position of its last slot. */
     uint64_t tail, posted, head;
-    uint64_t signalled; /* one past the last request in flight that asks for a completion */
+    uint32_t chained;
+    uint64_t signalled; /* one past the last slot in flight whose request asks for a completion */
     uint64_t in_flight; /* bytes of [tail, head) */
     struct tn_verbs_slot *slots; /* with the next two in one allocation, made at first use */
     struct ibv_send_wr *requests;
@@ -381,10 +386,10 @@ void tn_verbs_start(void *link, struct tn_transfer *transfer);
 void tn_verbs_cancel(void *link, struct tn_transfer *transfer);
 void tn_verbs_enqueue(struct tn_verbs_link *link, struct tn_transfer *transfer);
 void tn_verbs_pump(struct tn_verbs_link *link);
-uint32_t tn_verbs_room(const struct tn_verbs_lane *lane); /* requests that can be built */
+uint32_t tn_verbs_room(const struct tn_verbs_lane *lane); /* slots that can be filled */
 struct tn_verbs_lane *tn_verbs_pick(struct tn_verbs_link *link, uint32_t lanes);
 void tn_verbs_retire(struct tn_verbs_lane *lane,
-                     uint64_t end); /* requests before `end` have succeeded */
+                     uint64_t end); /* slots before `end` have succeeded */
 
 /* build.c; lock held */
 struct ibv_send_wr *tn_verbs_build(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot);
