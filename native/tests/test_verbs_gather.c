@@ -153,7 +153,7 @@ static void test_borders(void)
     verbs_pair_open(&a, &b, MEMORY);
     struct tn_range ranges[BLOCKS];
     for (uint64_t i = 0; i < BLOCKS; i++)
-        ranges[i] = end_range(&a, i * 50000, MIB - 31 * 4000 - 1700 + i * 4000, 4000);
+        ranges[i] = end_range(&a, i * 50000, MIB - 20 * 4000 - 1700 + i * 4000, 4000);
     struct tn_batch batch = {.op = TN_OP_WRITE,
                              .providers = UINT32_MAX,
                              .remotes = &a.theirs.memory,
