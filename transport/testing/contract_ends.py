@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from transport.config import Settings
 from transport.errors import InvalidUse, PeerLost, StaleRegion, TransferError
 from transport.testing.contract_data import WAIT, promptly
 from transport.testing.servant import pattern
@@ -35,6 +36,10 @@ class EndRules:
             big = doomed.make("x", 64 << 20)
             own.read(big.bytes(0, 10), bytearray(10)).wait(WAIT)
             doomed.stop()
+            # A device serves a process that stands still, until its room for notifications is full.
+            depth = doomed.way.far.get("settings", Settings.from_env()).notify_depth
+            small = into[:1], big.bytes(0, 1)
+            first = [own.write(*small, notify=b"never read") for _ in range(depth)]
             transfers = [own.write(into, big, notify=b"never read") for _ in range(3)]
             doomed.kill()
             began = time.monotonic()
@@ -44,7 +49,7 @@ class EndRules:
                 assert isinstance(caught.value, TransferError)
                 assert caught.value.retryable
             took = time.monotonic() - began
-            for transfer in transfers:
+            for transfer in first + transfers:
                 assert transfer.wait_quiet(WAIT)
             return took
 
