@@ -2,7 +2,7 @@
 # test.sh [PYTEST ARGS...]: run tests/rdma in the guest over real verbs, exit with pytest's status.
 #
 #   VENV=DIR     the environment with the project and pytest installed (default: .venv in the checkout)
-#   SHARE=DIR    where pytest.txt and junit.xml go (default: tests/rig/results)
+#   SHARE=DIR    where pytest.txt and junit-*.xml go (default: tests/rig/results)
 # and what run.sh takes (RIG_TIMEOUT, MEM, ...).
 set -euo pipefail
 # shellcheck source=tests/rig/lib.sh
@@ -22,6 +22,6 @@ VENV=$(realpath -s "${VENV:-$rig_checkout/.venv}")     # -s: a resolved link wou
 [ -x "$VENV/bin/python" ] || rig_die "no interpreter at $VENV/bin/python: make the environment first, or set VENV"
 export VENV SHARE=${SHARE:-$rig_dir/results}
 mkdir -p "$SHARE"
-rm -f "$SHARE/junit.xml" "$SHARE/pytest.txt"           # never take an old result for this run's
+rm -f "$SHARE"/junit-*.xml "$SHARE/pytest.txt"           # never take an old result for this run's
 compile_modules
 exec "$rig_dir/run.sh" "$rig_dir/guest_pytest.sh" "$@"
