@@ -58,6 +58,13 @@ def _path(value: Any) -> str | None:
     return None if isinstance(value, Path) else "must be a path"
 
 
+def _parse_path(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~name, and nobody has it
+        raise ValueError(str(error)) from None
+
+
 def _few(value: Any) -> str | None:
     if not isinstance(value, tuple) or not all(isinstance(n, str) and n for n in value):
         return "must be names, separated by commas"
@@ -74,10 +81,11 @@ def _parse_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
+_PID = re.compile(r"0*[1-9][0-9]{0,9}", re.ASCII)
+
+
 def _ptracer(value: Any) -> str | None:
-    fits = isinstance(value, str) and (
-        value in ("", "any") or (value.isdecimal() and int(value) > 0)
-    )
+    fits = isinstance(value, str) and (value in ("", "any") or _PID.fullmatch(value))
     return None if fits else 'must be "any", a process id, or empty'
 
 
@@ -123,6 +131,7 @@ def _mtu(value: Any) -> str | None:
     return None if fits else f"must be one of {', '.join(map(str, _MTUS))}, or 0 for the port's"
 
 
+_NUMBER = re.compile(r"[0-9]{1,9}", re.ASCII)
 _PCI = re.compile(r"(?:[0-9a-f]{4,8}:)?[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _Map = tuple[tuple[str, tuple[str, ...]], ...]
 
@@ -149,7 +158,7 @@ def _is_place(place: Any) -> bool:
         return False
     for prefix in ("gpu", "cpu:"):
         if place.startswith(prefix):
-            return place[len(prefix) :].isdecimal()
+            return bool(_NUMBER.fullmatch(place[len(prefix) :]))
     return bool(_PCI.fullmatch(place))
 
 
@@ -174,8 +183,8 @@ _TERABYTE = 1 << 40
 FOREVER = Kind("seconds, or inf", float, _seconds)
 SECONDS = Kind("seconds", float, _finite_seconds)
 TEXT = Kind("text", str, _optional(_text), _show_optional)
-PATH = Kind("a path", lambda text: Path(text).expanduser(), _optional(_path), _show_optional)
-FILLED_PATH = Kind("a path", lambda text: Path(text).expanduser(), _path)
+PATH = Kind("a path", _parse_path, _optional(_path), _show_optional)
+FILLED_PATH = Kind("a path", _parse_path, _path)
 NAMES = Kind("names, separated by commas", _parse_names, _names, _show_all)
 FEW_NAMES = Kind("names, separated by commas", _parse_names, _few, _show_all)
 PTRACER = Kind('"any" or a process id', str, _ptracer)

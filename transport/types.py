@@ -6,7 +6,9 @@ import enum
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import msgspec
 
 from transport.errors import InvalidUse
 
@@ -14,6 +16,9 @@ Incarnation: TypeAlias = bytes
 """16 random bytes that name one life of one engine."""
 
 INCARNATION_BYTES = 16
+
+UNDECODABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+"""What msgspec raises for bytes from outside; RecursionError also for nesting that it skips."""
 
 
 class Access(enum.Flag):

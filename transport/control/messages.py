@@ -1,4 +1,4 @@
-"""What engines say to each other, and its bounds. May import errors only; does no I/O.
+"""What engines say to each other, and its bounds. May import errors and types; does no I/O.
 
 Every connection begins with a preamble of 8 bytes in each direction, so that a foreign or newer
 peer is recognised before anything is parsed. Then frames follow: a 32-bit little-endian length
@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from transport.errors import PeerRefused, VersionMismatch
+from transport.types import UNDECODABLE
 
 PROTOCOL_VERSION = 1
 _MAGIC = b"TENSOR"
@@ -186,7 +187,7 @@ def decode_handshake(body: bytes, expected: type[Expected]) -> Expected | Refuse
     """Reads a message of the expected kind or a refusal. Raises PeerRefused for the rest."""
     try:
         message = _decode_handshake(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except UNDECODABLE:
         raise PeerRefused(f"{_BROKE}: undecodable message") from None
     if isinstance(message, (expected, Refuse)):
         return message
@@ -198,7 +199,7 @@ def decode_proven(body: bytes, expected: type[Expected]) -> Expected:
     """Reads the inside of a Proven message whose proof holds."""
     try:
         return msgspec.msgpack.decode(body, type=expected)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except UNDECODABLE:
         raise PeerRefused(f"{_BROKE}: undecodable {expected.__name__.lower()}") from None
 
 
@@ -206,5 +207,5 @@ def decode_control(body: bytes) -> Control:
     """Reads a control message. Raises PeerRefused for anything else."""
     try:
         return _decode_control(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+    except UNDECODABLE:
         raise PeerRefused("undecodable control message") from None

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 FALLBACKS = ("allow", "error")
+SELF = 0  # what an engine copies to and from itself counts as shm's, whatever it may use to others
 
 
 class Paths:
@@ -24,7 +25,7 @@ class Paths:
     ) -> None:
         self.identifiers = dict(identifiers)
         self.unused = {} if unused is None else unused  # asked for, but of no use here, and why
-        self.names = {number: name for name, number in identifiers.items()}
+        self.names = {SELF: "shm"} | {number: name for name, number in identifiers.items()}
         self.all = _mask(identifiers.values())
 
     def mask(self, provider: str | None, fallback: str | None, attached: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transport.engine.batch import KEY_BYTES, OP_NAMES, RANGE, READ, WRITE
 from transport.engine.core import Flight
+from transport.engine.path import SELF
 from transport.engine.transfer import Transfer
 from transport.errors import DeadlineExceeded, InvalidUse
 from transport.ffi import check, ffi, lib
@@ -114,13 +115,18 @@ def flight_of(part: Part, record: PeerRecord) -> Flight:
 
 
 def allowed(core: Core, record: PeerRecord, options: Options) -> int:
-    """The providers that may carry it, as bits."""
+    """The providers that may carry it, as bits; to itself an engine copies, if none is required."""
+    own = 1 << SELF if record.incarnation == core.incarnation else 0
     if options.provider is None and options.fallback is None:
-        return core.paths.all
+        return core.paths.all | own
     attached: tuple[str, ...] = ()
     if options.provider is None and options.fallback == "error":
+        if own:
+            return own
         attached = when_up(core, record).providers  # what is attached is known only then
-    return core.paths.mask(options.provider, options.fallback, attached)
+    mask = core.paths.mask(options.provider, options.fallback, attached)
+    required = options.provider is not None and options.fallback != "allow"
+    return mask if required else mask | own
 
 
 def when_up(core: Core, record: PeerRecord, timeout: float | None = None) -> PeerRecord:

@@ -15,7 +15,7 @@ import msgspec
 from transport.errors import InvalidUse
 from transport.memory.dtypes import ITEMSIZES
 from transport.memory.layout import contiguous_strides, count, is_contiguous, span
-from transport.types import INCARNATION_BYTES, Access, format_bytes
+from transport.types import INCARNATION_BYTES, UNDECODABLE, Access, format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -294,7 +294,7 @@ class RemoteRegion:
             version = msgspec.msgpack.decode(data, type=_Versioned).version
             _require(version == _VERSION, f"its version {version} is not {_VERSION}")
             wire = msgspec.msgpack.decode(data, type=_Wire)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise InvalidUse(f"this is not a remote region: {error}") from None
         owner = Owner.make(wire.incarnation, wire.addresses, wire.native, wire.keys)
         return cls(owner, wire.offset, wire.dtype, wire.shape, wire.strides)
@@ -323,7 +323,7 @@ class RemoteRegion:
             value = msgspec.json.decode(text, type=_Json)
             texts = value.incarnation, value.native, value.keys
             incarnation, native, keys = map(bytes_.fromhex, texts)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (*UNDECODABLE, ValueError) as error:
             raise InvalidUse(f"this is not a remote region: {error}") from None
         _require(value.version == _VERSION, f"its version {value.version} is not {_VERSION}")
         owner = Owner.make(incarnation, value.addresses, native, keys)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import transport
-from transport import Engine, InvalidUse, Unavailable
+from transport import Engine, InvalidUse, Unavailable, Write
 from transport.config import Settings
 from transport.engine import submit
 
@@ -58,6 +58,26 @@ def test_engine_to_itself(pair):
         note = a.notifications().wait(WAIT)
         assert (note.payload, note.region) == (b"me", region)
         assert torch.equal(tensor, into + 1)
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{}, {"fallback": "error"}, {"fallback": "allow"}, {"provider": "tcp", "fallback": "allow"}],
+)
+def test_an_engine_without_shm_to_itself(wishes):
+    """F6: what goes to all ranks goes to oneself, too."""
+    with Engine(providers="tcp", listen="127.0.0.1:0") as engine:
+        tensor = torch.arange(1000)
+        with engine.register(tensor) as region:
+            into = torch.zeros(1000, dtype=torch.int64)
+            transfer = engine.read(region.remote(), into, **wishes).wait(WAIT)
+            assert (transfer.provider, transfer.path) == ("shm", "self")
+            assert torch.equal(into, tensor)
+            prepared = engine.prepare(Write(into + 1, region.remote()), **wishes)
+            assert prepared.run(WAIT).path == "self"
+            assert torch.equal(tensor, into + 1)
+            with pytest.raises(Unavailable, match="self: not among the allowed"):
+                engine.read(region.remote(), into, provider="tcp").wait(WAIT)
 
 
 def test_names(pair):

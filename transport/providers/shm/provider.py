@@ -11,7 +11,7 @@ import msgspec
 
 from transport.errors import InvalidUse, PeerRefused
 from transport.ffi import check, ffi, lib
-from transport.types import LinkFacts, Offer, Viability
+from transport.types import UNDECODABLE, LinkFacts, Offer, Viability
 
 if TYPE_CHECKING:
     from transport.config import Settings
@@ -72,7 +72,7 @@ def _native_offer(offer: Offer) -> object:
     """Checks what came from the peer before C sees it."""
     try:
         facts = _decode(offer.data)
-    except msgspec.MsgspecError:
+    except UNDECODABLE:
         raise PeerRefused("the peer's shm offer is not one of this protocol") from None
     if len(facts.token) != _TOKEN_BYTES or len(offer.fds) != _DESCRIPTORS:
         raise PeerRefused("the peer's shm offer lacks its token or descriptors")

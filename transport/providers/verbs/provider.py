@@ -15,7 +15,7 @@ from transport.providers.verbs import devices, rails
 from transport.providers.verbs.adopt import Context, adopt
 from transport.providers.verbs.near import Near
 from transport.providers.verbs.options import rail_options
-from transport.types import LinkFacts, Offer, Viability
+from transport.types import UNDECODABLE, LinkFacts, Offer, Viability
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +47,7 @@ _decode = msgspec.msgpack.Decoder(_Offer).decode
 def _checked(data: bytes) -> _Offer:
     try:
         offer = _decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         text = f"the peer's verbs offer is not one of this protocol ({error})"
         raise PeerRefused(text) from None
     if offer.revision != _REVISION:
