@@ -44,7 +44,7 @@ def cli_page() -> str:
         "`transport` and `python -m transport` are the same. The result goes to stdout, progress",
         "and complaints to stderr. Exit status: 0 when all went well; 1 when something could not",
         "be done, or was measured or checked and is wrong; 2 for a command line that makes no",
-        "sense.",
+        "sense; 130 after Ctrl-C.",
         "",
     ]
     for path, command in _leaves(("transport",), commands):

@@ -6,11 +6,14 @@ import enum
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 
 from transport.errors import InvalidUse
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Incarnation: TypeAlias = bytes
 """16 random bytes that name one life of one engine."""
@@ -19,6 +22,21 @@ INCARNATION_BYTES = 16
 
 UNDECODABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
 """What msgspec raises for bytes from outside; RecursionError also for nesting that it skips."""
+
+
+class Closing:
+    """`with`, for what has a `close()`."""
+
+    __slots__ = ()
+
+    def close(self) -> object:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class Access(enum.Flag):

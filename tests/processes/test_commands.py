@@ -7,9 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
+# A shell's background jobs inherit that Ctrl-C is ignored, and Python keeps to it.
+_INTERRUPTIBLE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from transport.cli import main
+main()
+"""
 ROW_KEYS = {
     "provider", "op", "memory", "bytes", "batch", "iterations", "gb_per_s_avg", "gb_per_s_peak",
     "messages_per_s", "p50_us", "p99_us", "verified", "window",
@@ -103,6 +111,35 @@ def test_limit():
     assert found["rows"] == []
     assert {limit["bytes"] for limit in found["limits"]} == {4096, 256 << 20}
     assert {limit["threads"] for limit in found["limits"]} >= {1}
+
+
+@pytest.mark.parametrize("moment", ["loading", "shm, pool memory"])
+def test_ctrl_c_ends_the_demo_and_its_second_process(moment):
+    """130 as a shell has it, no trace, and nobody is left: SIGINT goes to the whole group."""
+    pytest.importorskip("torch")
+    demo = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTIBLE, "demo", "--provider", "shm"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert demo.stderr is not None
+    seen = ""
+    while moment not in seen:
+        line = demo.stderr.readline()
+        assert line, seen
+        seen += line
+    os.killpg(demo.pid, signal.SIGINT)
+    out, err = demo.communicate(timeout=120)
+    assert demo.returncode == 130, err
+    assert out == ""
+    assert "Traceback" not in err
+    end = time.monotonic() + 60
+    with pytest.raises(ProcessLookupError):
+        while time.monotonic() < end:
+            os.killpg(demo.pid, 0)
+            time.sleep(0.05)
 
 
 def test_demo(tmp_path):

@@ -1,4 +1,4 @@
-"""A second process that this command starts, asks things and ends. Standard library only.
+"""A second process that this command starts, asks things and ends. Imports errors and types only.
 
 The two talk over a pipe: (what, arguments) there, ("ok", answer) or ("error", text) back. The child
 ends when the pipe does, so it never outlives a parent that was killed.
@@ -12,11 +12,11 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import TransportError
+from transport.types import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from multiprocessing.connection import Connection
-    from types import TracebackType
 
     Handlers = Mapping[str, Callable[..., Any]]
 
@@ -27,7 +27,7 @@ class ChildFailed(TransportError):
     """The second process raised, or ended without answering; the message has its words."""
 
 
-class Child:
+class Child(Closing):
     """Runs `target(pipe, *arguments)` in a fresh interpreter (spawn: no forked threads)."""
 
     def __init__(self, target: Callable[..., None], *arguments: Any) -> None:
@@ -62,15 +62,10 @@ class Child:
             self._process.join()
         self._process.close()
 
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
+        # After Ctrl-C nobody waits for the end of what it is doing.
+        if isinstance(error[1], KeyboardInterrupt):
+            self._process.kill()
         self.close()
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from transport import ffi as door
 from transport.cli.bench_report import Limit
 from transport.errors import NativeError, Status
+from transport.types import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +28,7 @@ _WORTH = 0.25  # seconds per figure, within the bounds below
 _FEWEST, _MOST = 7, 2000
 
 
-class CopyBuffers:
+class CopyBuffers(Closing):
     """Two touched, page-aligned buffers for copies of up to `size` bytes."""
 
     def __init__(self, size: int) -> None:
@@ -55,12 +56,6 @@ class CopyBuffers:
             # The trace of an interrupted copy still holds its views: then they go with the trace.
             with contextlib.suppress(BufferError):
                 it.close()
-
-    def __enter__(self) -> CopyBuffers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def measure_limits(size: int, all_threads: int) -> list[Limit]:

@@ -13,13 +13,9 @@ from transport.errors import DeadlineExceeded, InvalidUse, Status, Unavailable
 from transport.ffi import check, ffi, handle, lib
 from transport.ffi.handle import unpicklable
 from transport.memory.layout import span
-from transport.types import check_timeout, format_bytes
+from transport.types import Closing, check_timeout, format_bytes
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
-
     from transport.control.records import PeerRecord
     from transport.engine.core import Core
     from transport.memory.remote import RemoteRegion
@@ -47,7 +43,7 @@ class _Pages:
             lib.tn_map_close(self.pointer[0])
 
 
-class Mapping:
+class Mapping(Closing):
     """A part of a peer's memory, mapped here. Made by `Engine.map`; a context manager.
 
     `numpy()` is a read-only array of the very bytes: what the owner writes is seen. `torch()` is a
@@ -136,17 +132,6 @@ class Mapping:
         if pages is None:
             raise InvalidUse("this mapping is closed")
         return pages
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise unpicklable("mapping", "send the remote region")

@@ -24,10 +24,9 @@ from transport.engine.transfer import Transfer, end_of, pending, quiet, slice_ns
 from transport.errors import InvalidUse, Status
 from transport.ffi import failure, ffi, handle, lib
 from transport.memory.region import Region
+from transport.types import Closing
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
     from transport.control.records import PeerRecord
@@ -53,7 +52,7 @@ def prepare(parent: object, core: Core, requests: list[Any], options: Options) -
     return made
 
 
-class Prepared(Transfer):
+class Prepared(Transfer, Closing):
     """A transfer that can be started again once it is over. Made by `Engine.prepare`.
 
     All that a Transfer tells, it tells of the last run; before the first one it is done. One thread
@@ -144,17 +143,6 @@ class Prepared(Transfer):
         if not all(sealed):
             self.cancel()
         _ = self.quiet  # unpins; if it is not yet, whoever asks next does, or the finalizer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_flights"):  # Ctrl-C may have come before

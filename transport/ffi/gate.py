@@ -94,7 +94,7 @@ _CLOSING = {
     ("transport.engine.core", "close"),
     ("transport.engine.core", "close_undisturbed"),
     ("transport.engine.core", "_close_and_tell"),
-    ("transport.ffi.handle", "__exit__"),
+    ("transport.types", "__exit__"),
     ("transport.ffi.gate", "shut"),
     ("transport.ffi.gate", "holds_this_thread"),
     ("transport.ffi.gate", "_forget_strays"),

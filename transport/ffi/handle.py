@@ -1,6 +1,6 @@
 """What closable objects share: `with`, idempotent close, refusal after fork, a safe repr.
 
-May import: errors. Must not touch C: in a forked child the native half belongs to the parent.
+May import: errors and types. Must not touch C: in a forked child that half is the parent's.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ import warnings
 from typing import TYPE_CHECKING, NoReturn
 
 from transport.errors import InvalidUse
+from transport.types import Closing
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from typing_extensions import Self
 
 
@@ -29,7 +28,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class Handle:
+class Handle(Closing):
     """Base of Engine, Region and the like. A subclass sets `_closed` in its own `close()`."""
 
     _closed = True  # until the subclass's __init__ has something to close
@@ -45,9 +44,6 @@ class Handle:
     @property
     def closed(self) -> bool:
         return self._closed or self._ended()
-
-    def close(self) -> None:
-        raise NotImplementedError
 
     def _hand_over(self) -> None:
         """For the finalizer of an object that nobody closed. Neither blocks nor touches C."""
@@ -77,14 +73,6 @@ class Handle:
     def __enter__(self) -> Self:
         self._check()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise unpicklable(self._noun(), self._instead)

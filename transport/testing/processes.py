@@ -12,17 +12,14 @@ import socket
 import subprocess
 import sys
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
+from transport.types import Closing
 
 _PATIENCE = 120.0  # seconds for one answer; more than any rule needs
 
 
-class PeerProcess:
+class PeerProcess(Closing):
     """A servant (transport.testing.servant) in a process of its own.
 
     `call("make", "weights", 4096)` asks and waits for the answer; `begin` asks, `answer` waits.
@@ -94,17 +91,6 @@ class PeerProcess:
     def _signal(self, number: int) -> None:
         if self.process.poll() is None:
             self.process.send_signal(number)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 # A shell's background jobs inherit that Ctrl-C is ignored, and Python keeps to it.
