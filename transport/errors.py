@@ -3,6 +3,7 @@
 TransportError                  .retryable
   Unavailable                   no library, device, permission or path; .reason .remedy
   InvalidUse (ValueError)       the caller's mistake
+    OutOfRange (IndexError)     a slice, an index or a block outside what it is of
   PeerError                     .peer
     PeerLost (TransferError)    it died, vanished or stopped answering
     PeerRefused                 it does not want us: wrong secret, wrong uid, closing
@@ -95,6 +96,10 @@ class Unavailable(TransportError):
 
 class InvalidUse(TransportError, ValueError):
     """The caller's mistake; the message says what to do instead."""
+
+
+class OutOfRange(InvalidUse, IndexError):
+    """A slice, an index or a block that is not all within what it is of: nothing is clamped."""
 
 
 class PeerError(TransportError):

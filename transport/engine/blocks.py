@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import operator
 from array import array
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transport.errors import InvalidUse
+from transport.errors import InvalidUse, OutOfRange
 from transport.ffi import ffi, last_error, lib
 from transport.memory.host import View, view
 from transport.memory.layout import is_contiguous
-from transport.memory.remote import OutOfRange, RemoteRegion
+
+if TYPE_CHECKING:
+    from transport.memory.remote import RemoteRegion
 
 _BLOCKS = ffi.typeof("struct tn_blocks *")
 _RANGES = ffi.typeof("struct tn_range[]")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from transport.errors import InvalidUse
+from transport.errors import InvalidUse, OutOfRange
 from transport.memory.dtypes import ITEMSIZES
 from transport.memory.layout import contiguous_strides, count, is_contiguous, span
 from transport.types import INCARNATION_BYTES, UNDECODABLE, Access, format_bytes
@@ -35,10 +35,6 @@ _MAX_RANK = 64
 _MAX_ADDRESSES = 64
 _MAX_ADDRESS = 512  # characters
 _MAX_ENCODED = 1 << 16
-
-
-class OutOfRange(InvalidUse, IndexError):
-    """A slice or an index outside the remote region. Nothing is clamped in silence."""
 
 
 class Owner(NamedTuple):

@@ -13,8 +13,7 @@ from plain_memory import Far, carry_out, ranges_of
 
 from transport.engine.batch import READ, WRITE, Batch
 from transport.engine.blocks import Blocks
-from transport.errors import InvalidUse, RemoteAccessError
-from transport.memory.remote import OutOfRange
+from transport.errors import InvalidUse, OutOfRange, RemoteAccessError
 
 
 def move(local, remote, far, op=READ):

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transport.errors import InvalidUse
-from transport.memory.remote import NATIVE, OutOfRange, Owner, RemoteRegion
+from transport.errors import InvalidUse, OutOfRange
+from transport.memory.remote import NATIVE, Owner, RemoteRegion
 from transport.types import Access
 
 
