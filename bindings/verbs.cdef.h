@@ -81,13 +81,26 @@ struct tn_verbs_rail_facts {
 };
 void tn_verbs_rail_describe(struct tn_verbs_rail *rail, struct tn_verbs_rail_facts *out);
 
+struct tn_verbs_rail_stats {
+    uint32_t up;
+    uint32_t mtu;
+    uint32_t queue_pairs;
+    uint64_t in_flight;
+    uint64_t operations, bytes, retries, errors;
+    char text[...];
+    ...;
+};
+void tn_verbs_rail_stats(struct tn_verbs_rail *rail, struct tn_verbs_rail_stats *out);
+
 struct tn_verbs_link_options {
     uint32_t is_proposer;
     uint32_t n_lanes;
     uint32_t rails[32];
     uint32_t remote_rails[32];
     uint32_t write_only;
+    uint32_t no_atomics;
     uint64_t recovery_ns;
+    char why_no_atomics[...];
 };
 int tn_verbs_link_open(struct tn_verbs *verbs, const struct tn_verbs_link_options *options,
                        struct tn_verbs_link **out);

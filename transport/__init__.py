@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transport.engine.peer import Lane as Lane
     from transport.engine.peer import Peer as Peer
     from transport.engine.prepared import Prepared as Prepared
+    from transport.engine.rail import Rail as Rail
     from transport.engine.transfer import Transfer as Transfer
     from transport.errors import ActorCrashed as ActorCrashed
     from transport.errors import ActorError as ActorError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from transport.errors import LayoutError as LayoutError
     from transport.errors import NativeError as NativeError
     from transport.errors import NcclError as NcclError
+    from transport.errors import OutOfRange as OutOfRange
     from transport.errors import PeerError as PeerError
     from transport.errors import PeerLost as PeerLost
     from transport.errors import PeerRefused as PeerRefused
@@ -73,11 +75,13 @@ _HOMES = {
     "NcclError": "errors",
     "Notification": "engine.notifications",
     "Notifications": "engine.notifications",
+    "OutOfRange": "errors",
     "Peer": "engine.peer",
     "PeerError": "errors",
     "PeerLost": "errors",
     "PeerRefused": "errors",
     "Prepared": "engine.prepared",
+    "Rail": "engine.rail",
     "Read": "engine.batch",
     "Region": "memory.region",
     "RemoteAccessError": "errors",

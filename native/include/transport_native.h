@@ -231,8 +231,8 @@ uint64_t tn_region_keys(struct tn_region *region, uint32_t *keys, uint64_t capac
 int tn_region_close(struct tn_region *region, uint64_t timeout_ns);
 int tn_region_quiet(struct tn_region *region);    /* 1: closed and nobody can touch its memory */
 void tn_region_release(struct tn_region *region); /* only after it is quiet */
-/* A hint: transfers of this local region go over these rails (bit i: rail i) where they can. 0:
- * over all. */
+/* A hint: transfers of this local region go over these rails (bit i: rail i) while one of them has
+ * room, else over any. 0: over all. */
 void tn_region_prefer_rails(struct tn_region *region, uint32_t rails);
 /* The NUMA node of the page at `address`, or negative where the kernel does not tell. */
 int tn_memory_node(const void *address);
@@ -596,6 +596,18 @@ struct tn_verbs_rail_facts {
 };
 void tn_verbs_rail_describe(struct tn_verbs_rail *rail, struct tn_verbs_rail_facts *out);
 
+/* What a rail is doing, and has done for all peers, those that are gone included. */
+struct tn_verbs_rail_stats {
+    uint32_t up;          /* lanes are opened over it */
+    uint32_t mtu;         /* bytes, as the settings and the port allow */
+    uint32_t queue_pairs; /* open now */
+    uint32_t reserved;
+    uint64_t in_flight;                          /* work requests */
+    uint64_t operations, bytes, retries, errors; /* as of tn_lane_stats */
+    char text[TN_TEXT_BYTES];                    /* why it is not up */
+};
+void tn_verbs_rail_stats(struct tn_verbs_rail *rail, struct tn_verbs_rail_stats *out);
+
 /* A link's lanes, each a queue pair between a rail here and one there. Both engines give the same
  * lanes in the same order. They are opened at the first use, and again after a failure; the two
  * links talk about that over the peer's stream. */
@@ -606,7 +618,9 @@ struct tn_verbs_link_options {
     uint32_t rails[TN_MAX_LANES]; /* numbers of the rails here */
     uint32_t remote_rails[TN_MAX_LANES];
     uint32_t write_only;  /* bit i: over lane i no read can go, for one of its devices has none */
+    uint32_t no_atomics;  /* bit i: over lane i no atomic operation can go */
     uint64_t recovery_ns; /* transfers wait this long for a lane to work again, then fail */
+    char why_no_atomics[TN_TEXT_BYTES]; /* which devices have none */
 };
 int tn_verbs_link_open(struct tn_verbs *verbs, const struct tn_verbs_link_options *options,
                        struct tn_verbs_link **out);

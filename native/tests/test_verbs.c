@@ -1,44 +1,24 @@
 /* The verbs provider over a software double of libibverbs ($TN_FAKES/fakeverbs.so), two engines in
  * one process: what a real device does not do on demand. */
-#include <dlfcn.h>
 #include <errno.h>
 
-#include "tests/verbs_end.h"
+#include "tests/verbs_pair.h"
 
 #define MEMORY (8u * MIB)
 
-static char library[4096];
-static long (*ctl)(const char *name, long value);
-
-static long (*count)(const char *name);
-
+static const char *library;
 static uint32_t lanes = 1;
 
 static void open_pair(struct end *a, struct end *b)
 {
-    int fds[2];
-    end_sockets(fds);
-    end_open_shaped(a, library, "fake0", 1, MEMORY, (struct end_shape){.lanes = lanes});
-    end_open_shaped(b, library, "fake0", 2, MEMORY, (struct end_shape){.lanes = lanes});
-    end_greet(a);
-    end_greet(b);
-    a->theirs = b->ours;
-    b->theirs = a->ours;
-    end_accept(a);
-    end_accept(b);
-    end_up(a, fds[0]);
-    end_up(b, fds[1]);
+    verbs_pair_open_shaped(a, b, MEMORY, (struct end_shape){.lanes = lanes});
 }
 
 static void close_pair(struct end *a, struct end *b)
 {
-    ctl("hold", 0);
-    ctl("delay_us", 0);
-    end_close(a);
-    end_close(b);
-    static const char *const counters[] = {"qps", "mrs", "pds", "cqs"};
-    for (size_t i = 0; i < sizeof(counters) / sizeof(*counters); i++)
-        CHECK_TEXT(count(counters[i]) == 0, counters[i]);
+    double_set("hold", 0);
+    double_set("delay_us", 0);
+    verbs_pair_close(a, b);
 }
 
 /* Writes `rows` rows that touch on neither side, reads them back, compares. */
@@ -64,7 +44,7 @@ static void test_any_number_of_requests(void)
     open_pair(&a, &b);
     for (size_t i = 0; i < sizeof(rows) / sizeof(*rows); i++)
         move_rows(&a, rows[i]);
-    CHECK(count("doorbells") < count("requests") / 4);
+    CHECK(double_get("doorbells") < double_get("requests") / 4);
     close_pair(&a, &b);
 }
 
@@ -77,10 +57,10 @@ static void test_full_send_queue(void)
         for (size_t i = 0; i < sizeof(limits) / sizeof(*limits); i++) {
             struct end a, b;
             open_pair(&a, &b);
-            ctl("full_style", style);
-            ctl("send_limit", limits[i]);
+            double_set("full_style", style);
+            double_set("send_limit", limits[i]);
             move_rows(&a, 500);
-            ctl("send_limit", 0);
+            double_set("send_limit", 0);
             close_pair(&a, &b);
         }
     }
@@ -90,20 +70,20 @@ static void test_refused_work_request_leads_to_another_path(void)
 {
     struct end a, b;
     open_pair(&a, &b);
-    ctl("send_limit", -1); /* none fits */
+    double_set("send_limit", -1); /* none fits */
     struct tn_range range = end_range(&a, 0, 0, 64);
     char text[4096];
     end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL), TN_OK, "tcp");
     tn_peer_explain(a.peer, &a.theirs.memory, TN_OP_WRITE, text, sizeof(text));
     CHECK_TEXT(strstr(text, "refuses a work request: Cannot allocate memory"), text);
     CHECK_TEXT(strstr(text, "verbs lane 0, fake0:1 to rail 0"), text);
-    ctl("send_limit", 0);
+    double_set("send_limit", 0);
     close_pair(&a, &b);
 }
 
 static void test_message_limit(void)
 {
-    ctl("max_msg_sz", MIB / 2 + 100);
+    double_set("max_msg_sz", MIB / 2 + 100);
     struct end a, b;
     open_pair(&a, &b);
     end_fill(a.memory, 3 * MIB, 3);
@@ -112,7 +92,7 @@ static void test_message_limit(void)
         parts[i] = end_range(&a, i * MIB, i * MIB, MIB);
     end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, parts, 3, NULL), TN_OK, "rc");
     CHECK(memcmp(a.memory, b.memory, 3 * MIB) == 0);
-    ctl("max_msg_sz", 1L << 30);
+    double_set("max_msg_sz", 1L << 30);
     close_pair(&a, &b);
 }
 
@@ -121,12 +101,12 @@ static void test_registration_refused(void)
     struct end a, b;
     struct tn_region *region;
     open_pair(&a, &b);
-    ctl("reg_errno", ENOMEM);
+    double_set("reg_errno", ENOMEM);
     CHECK(tn_region_open(a.engine, a.memory, 4096, TN_READ, NULL, &region) == TN_NOMEM);
     CHECK(strstr(tn_last_error(), "RLIMIT_MEMLOCK") && strstr(tn_last_error(), "max_map_count"));
-    ctl("reg_errno", EFAULT);
+    double_set("reg_errno", EFAULT);
     CHECK(tn_region_open(a.engine, a.memory, 4096, TN_READ, NULL, &region) == TN_SYSTEM);
-    ctl("reg_errno", 0);
+    double_set("reg_errno", 0);
     close_pair(&a, &b);
 }
 
@@ -161,12 +141,12 @@ static void test_a_lost_path_fails_nobody(void)
     open_pair(&a, &b);
     struct tn_transfer *sent[40];
     struct tn_range range = end_range(&a, 0, 0, 4096);
-    ctl("hold", 1);
-    ctl("fail_status", 12); /* retry exceeded */
-    ctl("fail_after", 10);
+    double_set("hold", 1);
+    double_set("fail_status", 12); /* retry exceeded */
+    double_set("fail_after", 10);
     for (int i = 0; i < 40; i++)
         sent[i] = end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, i % 4 ? NULL : "note");
-    ctl("hold", 0);
+    double_set("hold", 0);
     for (int i = 0; i < 40; i++)
         end_finish(sent[i], TN_OK, "rc");
     for (int i = 0; i < 10; i++) { /* each once */
@@ -189,12 +169,12 @@ static void test_a_faulty_request_fails_alone(void)
     struct tn_transfer *sent[40];
     struct tn_range range = end_range(&a, 0, 0, 4096);
     for (size_t k = 0; k < sizeof(faults) / sizeof(*faults); k++) {
-        ctl("hold", 1);
-        ctl("fail_status", faults[k]);
-        ctl("fail_after", 10);
+        double_set("hold", 1);
+        double_set("fail_status", faults[k]);
+        double_set("fail_after", 10);
         for (int i = 0; i < 40; i++)
             sent[i] = end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL);
-        ctl("hold", 0);
+        double_set("hold", 0);
         int failed = 0;
         for (int i = 0; i < 40; i++) {
             struct tn_result result = end_result(sent[i]);
@@ -218,11 +198,11 @@ static void test_refused_access(void)
     struct tn_transfer *sent[64];
     CHECK(tn_region_close(b.second, LONG) == TN_OK);
     for (int round = 0; round < 5; round++) {
-        ctl("hold", 1);
+        double_set("hold", 1);
         for (int i = 0; i < 64; i++)
             sent[i] =
                 end_submit(&a, TN_OP_READ, i == 30 ? &gone : &a.theirs.memory, &range, 1, NULL);
-        ctl("hold", 0);
+        double_set("hold", 0);
         for (int i = 0; i < 64; i++)
             end_finish(sent[i], i == 30 ? TN_STALE : TN_OK, "rc");
         struct tn_range theirs = end_range(&b, 0, 0, 4096);
@@ -251,8 +231,8 @@ static void test_closing_with_work_in_flight(void)
         open_pair(&a, &b);
         struct tn_transfer *sent[300];
         struct tn_range range = end_range(&a, 0, 0, 4096);
-        ctl("keep_on_destroy", keep);
-        ctl("hold", 1);
+        double_set("keep_on_destroy", keep);
+        double_set("hold", 1);
         for (int i = 0; i < 300; i++)
             sent[i] = end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL);
         tn_peer_down(a.peer, TN_CLOSED, "closed on purpose");
@@ -261,7 +241,7 @@ static void test_closing_with_work_in_flight(void)
             CHECK_TEXT(result.status == TN_CLOSED, result.text);
             CHECK_TEXT(strcmp(result.text, "closed on purpose") == 0, result.text);
         }
-        ctl("keep_on_destroy", 0);
+        double_set("keep_on_destroy", 0);
         close_pair(&a, &b);
     }
 }
@@ -272,7 +252,7 @@ static void test_deadline_leaves_quiet_for_later(void)
     open_pair(&a, &b);
     struct tn_range range = end_range(&a, 0, 0, 4096);
     end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL), TN_OK, "rc");
-    ctl("hold", 1);
+    double_set("hold", 1);
     struct tn_batch batch = {.op = TN_OP_WRITE,
                              .providers = UINT32_MAX,
                              .remotes = &a.theirs.memory,
@@ -284,7 +264,7 @@ static void test_deadline_leaves_quiet_for_later(void)
     CHECK(tn_submit(a.peer, &batch, &transfer) == TN_OK);
     CHECK(tn_transfer_wait(transfer, LONG) == TN_DEADLINE);
     CHECK(tn_transfer_quiet(transfer) == 0);
-    ctl("hold", 0);
+    double_set("hold", 0);
     CHECK(tn_transfer_wait_quiet(transfer, LONG) == 1);
     tn_transfer_release(transfer);
     end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL), TN_OK, "rc");
@@ -304,12 +284,12 @@ static void test_probe(void)
     CHECK(tn_verbs_gids(library, "fake0", 2, gids[0], 4) == TN_UNAVAILABLE);
     CHECK(tn_verbs_gids(library, "fake1", 1, gids[0], 4) == TN_UNAVAILABLE);
     for (long devices = -1; devices < 1; devices++) {
-        ctl("devices", devices);
+        double_set("devices", devices);
         CHECK(tn_verbs_probe(library, text, sizeof(text)) == TN_UNAVAILABLE &&
               strstr(text, "no RDMA devices"));
         CHECK(tn_verbs_ports(library, ports, 2) == 0);
     }
-    ctl("devices", 1);
+    double_set("devices", 1);
     CHECK(tn_verbs_probe("/nonexistent.so", text, sizeof(text)) == TN_UNAVAILABLE &&
           strstr(text, "install"));
     CHECK(tn_verbs_probe("libc.so.6", text, sizeof(text)) == TN_UNAVAILABLE &&
@@ -319,16 +299,9 @@ static void test_probe(void)
 
 int main(void)
 {
-    const char *folder = getenv("TN_FAKES");
-    snprintf(library, sizeof(library), "%s/fakeverbs.so", folder ? folder : ".");
-    void *double_ = dlopen(library, RTLD_NOW | RTLD_LOCAL);
-    if (!double_) {
-        printf("skipped: %s\n", dlerror());
+    library = double_open();
+    if (!library)
         return 77;
-    }
-    *(void **)&ctl = dlsym(double_, "fakeverbs_ctl");
-    *(void **)&count = dlsym(double_, "fakeverbs_get");
-    CHECK(ctl && count);
     test_probe();
     for (lanes = 1; lanes < 8; lanes += 3) {
         test_any_number_of_requests();

@@ -77,9 +77,27 @@ static void test_device_without(void)
     verbs_pair_open(&a, &b, MEMORY);
     struct tn_result result = atomic(&a, TN_OP_FETCH_ADD, 0, 1, 1, 0);
     CHECK_TEXT(result.status == TN_NO_PATH, result.text);
-    CHECK_TEXT(strstr(result.text, "no device here has atomic operations"), result.text);
+    CHECK_TEXT(strstr(result.text, "fake0 here has no atomic operations"), result.text);
     verbs_pair_close(&a, &b);
     double_set("atomic_cap", 1);
+}
+
+/* The peer's device has none, as its offer told: nothing is sent, no queue pair is broken. */
+static void test_peer_without(void)
+{
+    struct end a, b;
+    struct end_shape shape = {.no_atomics = "the peer's fake0:1 has no atomic operations"};
+    verbs_pair_open_shaped(&a, &b, MEMORY, shape);
+    struct tn_range range = end_range(&a, 64, 64, 64);
+    end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL), TN_OK, "rc");
+    long before = double_get("requests");
+    struct tn_result result = atomic(&a, TN_OP_FETCH_ADD, 0, 1, 1, 0);
+    CHECK_TEXT(result.status == TN_NO_PATH, result.text);
+    CHECK_TEXT(strstr(result.text, "verbs: the peer's fake0:1 has no atomic operations"),
+               result.text);
+    CHECK(double_get("requests") == before);
+    end_finish(end_submit(&a, TN_OP_READ, &a.theirs.memory, &range, 1, NULL), TN_OK, "rc");
+    verbs_pair_close(&a, &b);
 }
 
 int main(void)
@@ -89,5 +107,6 @@ int main(void)
     test_what_they_do();
     test_doubt();
     test_device_without();
+    test_peer_without();
     return 0;
 }

@@ -8,23 +8,9 @@
 
 #define MEMORY (8u * MIB)
 
-static const char *library;
-
 static void open_pair(struct end *a, struct end *b)
 {
-    int fds[2];
-    struct end_shape shape = {.lanes = 2, .more = "fake1"};
-    end_sockets(fds);
-    end_open_shaped(a, library, "fake0", 1, MEMORY, shape);
-    end_open_shaped(b, library, "fake0", 2, MEMORY, shape);
-    end_greet(a);
-    end_greet(b);
-    a->theirs = b->ours;
-    b->theirs = a->ours;
-    end_accept(a);
-    end_accept(b);
-    end_up(a, fds[0]);
-    end_up(b, fds[1]);
+    verbs_pair_open_shaped(a, b, MEMORY, (struct end_shape){.lanes = 2, .more = "fake1"});
 }
 
 static struct tn_transfer *write_all(struct end *a)
@@ -174,8 +160,7 @@ static void test_a_device_fails(void)
 
 int main(void)
 {
-    library = double_open();
-    if (!library)
+    if (!double_open())
         return 77;
     double_set("devices", 2);
     test_a_port_goes_down_and_comes_back();

@@ -12,34 +12,6 @@
 #define MEMORY (2u * MIB)
 #define ONLY_VERBS (1u << TN_PROVIDER_VERBS)
 
-static const char *library;
-
-static void meet(struct end *a, struct end *b, struct end_shape shape)
-{
-    end_open_shaped(a, library, "fake0", 1, MEMORY, shape);
-    end_open_shaped(b, library, "fake0", 2, MEMORY, shape);
-    end_greet(a);
-    end_greet(b);
-    a->theirs = b->ours;
-    b->theirs = a->ours;
-}
-
-static void bring_up(struct end *a, struct end *b)
-{
-    int fds[2];
-    end_sockets(fds);
-    end_up(a, fds[0]);
-    end_up(b, fds[1]);
-}
-
-static void open_pair(struct end *a, struct end *b, struct end_shape shape)
-{
-    meet(a, b, shape);
-    end_accept(a);
-    end_accept(b);
-    bring_up(a, b);
-}
-
 static struct tn_transfer *submit(struct end *end, uint32_t providers, uint64_t bytes,
                                   const char *notify)
 {
@@ -79,7 +51,8 @@ static void test_credits_of_those_given_up(void)
 {
     struct end a, b;
     struct tn_transfer *sent[MANY];
-    open_pair(&a, &b, (struct end_shape){.depth = MANY, .recovery_ns = SECOND});
+    verbs_pair_open_shaped(&a, &b, MEMORY,
+                           (struct end_shape){.depth = MANY, .recovery_ns = SECOND});
     end_finish(submit(&a, ONLY_VERBS, 64, NULL), TN_OK, "rc");
     for (int in_time = 0; in_time < 2; in_time++) {
         double_set("hold", 1);
@@ -119,14 +92,14 @@ static void hear_no_suspicion(void *link, const void *bytes, size_t length)
 static void test_no_verdict(void)
 {
     struct end a, b;
-    meet(&a, &b, (struct end_shape){0});
+    verbs_pair_meet(&a, &b, MEMORY, (struct end_shape){0});
     end_accept(&a);
     end_accept(&b);
     deaf = tn_verbs_link_ops;
     deaf.message = hear_no_suspicion;
     CHECK(b.peer->links[0].link == b.link);
     b.peer->links[0].ops = &deaf;
-    bring_up(&a, &b);
+    verbs_pair_up(&a, &b);
     a.theirs.memory.rkeys[0] ^= 0x5555;
     struct tn_transfer *patient = submit(&a, ONLY_VERBS, 64, NULL);
     struct tn_range range = end_range(&a, 0, 0, 64);
@@ -152,10 +125,10 @@ static void test_no_answer(void)
 {
     struct end a, b;
     uint8_t incarnation[TN_INCARNATION_BYTES] = {1};
-    meet(&a, &b, (struct end_shape){.recovery_ns = SECOND / 5});
+    verbs_pair_meet(&a, &b, MEMORY, (struct end_shape){.recovery_ns = SECOND / 5});
     end_accept(&a);
     CHECK(tn_peer_open(b.engine, incarnation, 1, &b.peer) == TN_OK);
-    bring_up(&a, &b);
+    verbs_pair_up(&a, &b);
     end_finish(submit(&a, UINT32_MAX, 64, NULL), TN_OK, "tcp");
     struct tn_result result = end_result(submit(&a, ONLY_VERBS, 64, NULL));
     CHECK_TEXT(result.status == TN_VERBS && strstr(result.text, "does not answer"), result.text);
@@ -170,7 +143,7 @@ static void test_stranded_on_one_rail(void)
     struct end_shape shape = {.lanes = 2, .more = "fake1", .recovery_ns = SECOND / 5};
     double_set("fake1.reg_errno", EINVAL);
     double_set("fake1.reg_above", 65536); /* but not its ring */
-    open_pair(&a, &b, shape);
+    verbs_pair_open_shaped(&a, &b, MEMORY, shape);
     end_finish(submit(&a, ONLY_VERBS, 64, NULL), TN_OK, "rc");
     double_set("fake0.create_errno", EOPNOTSUPP);
     double_set("fake0.fail_status", 12);
@@ -194,7 +167,7 @@ static void test_numbers_go_round(void)
     struct end a, b;
     char text[8];
     struct tn_transfer *sent[END_DEPTH];
-    open_pair(&a, &b, (struct end_shape){.slots = END_DEPTH + 1});
+    verbs_pair_open_shaped(&a, &b, MEMORY, (struct end_shape){.slots = END_DEPTH + 1});
     a.link->next_out = b.link->next_in = UINT32_MAX / (END_DEPTH + 1) * (END_DEPTH + 1) - 7;
     end_finish(submit(&a, ONLY_VERBS, 64, NULL), TN_OK, "rc");
     for (int round = 0; round < 4; round++) {
@@ -225,7 +198,7 @@ static void test_fewer_receives_than_credits(void)
     char text[8];
     struct tn_transfer *sent[END_DEPTH];
     double_set("max_qp_wr", 4);
-    open_pair(&a, &b, (struct end_shape){0});
+    verbs_pair_open_shaped(&a, &b, MEMORY, (struct end_shape){0});
     double_set("max_qp_wr", 1024);
     CHECK(a.link->ring_slots == END_DEPTH);
     for (unsigned i = 0; i < END_DEPTH; i++)
@@ -246,13 +219,13 @@ static void hear_nothing(void *link, const void *bytes, size_t length)
 static void test_endless_offers(void)
 {
     struct end a, b;
-    meet(&a, &b, (struct end_shape){0});
+    verbs_pair_meet(&a, &b, MEMORY, (struct end_shape){0});
     end_accept(&a);
     end_accept(&b);
     deaf = tn_verbs_link_ops;
     deaf.message = hear_nothing;
     a.peer->links[0].ops = &deaf;
-    bring_up(&a, &b);
+    verbs_pair_up(&a, &b);
     struct tn_host *host = tn_engine_host(a.engine);
     long before = double_get("receives");
     uint64_t began = tn_now();
@@ -273,8 +246,7 @@ static void test_endless_offers(void)
 
 int main(void)
 {
-    library = double_open();
-    if (!library)
+    if (!double_open())
         return 77;
     double_set("devices", 2);
     test_credits_of_those_given_up();

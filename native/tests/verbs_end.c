@@ -82,6 +82,11 @@ void end_accept(struct end *end)
         .recovery_ns = end->shape.recovery_ns ? end->shape.recovery_ns : LONG};
     for (uint32_t i = 0; end->shape.more && i < options.n_lanes; i++)
         options.rails[i] = options.remote_rails[i] = i % 2;
+    if (end->shape.no_atomics) {
+        options.no_atomics = UINT32_MAX;
+        snprintf(options.why_no_atomics, sizeof(options.why_no_atomics), "%s",
+                 end->shape.no_atomics);
+    }
     CHECK(tn_verbs_link_open(end->verbs, &options, &end->link) == TN_OK);
     CHECK(tn_peer_open(end->engine, incarnation, 1, &end->peer) == TN_OK);
     CHECK(tn_verbs_link_attach(end->link, end->peer) == TN_OK);

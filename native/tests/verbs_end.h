@@ -25,8 +25,9 @@ struct end_shape {
     uint32_t lanes;
     const char *more; /* another device, between two of which the lanes alternate */
     uint64_t recovery_ns;
-    uint32_t depth; /* notifications that the peer may send */
-    uint32_t slots; /* of their ring, if they are more */
+    uint32_t depth;         /* notifications that the peer may send */
+    uint32_t slots;         /* of their ring, if they are more */
+    const char *no_atomics; /* why no lane has them */
 };
 
 struct end {

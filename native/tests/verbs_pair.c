@@ -47,20 +47,35 @@ long double_access(uint32_t key)
     return access_of(key);
 }
 
-void verbs_pair_open(struct end *a, struct end *b, size_t bytes)
+void verbs_pair_meet(struct end *a, struct end *b, size_t bytes, struct end_shape shape)
 {
-    int fds[2];
-    end_sockets(fds);
-    end_open(a, library, "fake0", 1, bytes);
-    end_open(b, library, "fake0", 2, bytes);
+    end_open_shaped(a, library, "fake0", 1, bytes, shape);
+    end_open_shaped(b, library, "fake0", 2, bytes, shape);
     end_greet(a);
     end_greet(b);
     a->theirs = b->ours;
     b->theirs = a->ours;
-    end_accept(a);
-    end_accept(b);
+}
+
+void verbs_pair_up(struct end *a, struct end *b)
+{
+    int fds[2];
+    end_sockets(fds);
     end_up(a, fds[0]);
     end_up(b, fds[1]);
+}
+
+void verbs_pair_open_shaped(struct end *a, struct end *b, size_t bytes, struct end_shape shape)
+{
+    verbs_pair_meet(a, b, bytes, shape);
+    end_accept(a);
+    end_accept(b);
+    verbs_pair_up(a, b);
+}
+
+void verbs_pair_open(struct end *a, struct end *b, size_t bytes)
+{
+    verbs_pair_open_shaped(a, b, bytes, (struct end_shape){0});
 }
 
 void verbs_pair_close(struct end *a, struct end *b)

@@ -14,6 +14,11 @@ long double_access(uint32_t key);
 const char *double_open(void);
 
 void verbs_pair_open(struct end *a, struct end *b, size_t bytes);
+void verbs_pair_open_shaped(struct end *a, struct end *b, size_t bytes, struct end_shape shape);
+/* The steps of that: engines with memory that know of each other; then, when both have accepted, a
+ * connection. */
+void verbs_pair_meet(struct end *a, struct end *b, size_t bytes, struct end_shape shape);
+void verbs_pair_up(struct end *a, struct end *b);
 /* Closes both and checks that the double has nothing left. */
 void verbs_pair_close(struct end *a, struct end *b);
 

@@ -96,6 +96,10 @@ def lane_states(near, far):
     return {lane.device: lane.state for lane in peer.lanes()}
 
 
+def rail_state(near, device):
+    return next(rail for rail in near.rails() if rail.device == device)
+
+
 def moved(near, far, device):
     peer = next(peer for peer in near.peers if peer.incarnation == far.incarnation)
     return sum(lane.bytes for lane in peer.lanes() if lane.device == device)
@@ -110,9 +114,17 @@ def test_one_of_two_rails_goes_down_and_comes_back(second_wire):
         traffic.goes_on()
         assert moved(near, far, "rxe_b") > 0
         assert moved(near, far, "rxe_b2") > 0
+        first, second = sorted(near.rails(), key=lambda rail: rail.device)
+        assert (first.device, first.state, second.state) == ("rxe_b", "up", "up")
+        assert (second.name, second.gid, second.gid_kind) == ("rxe_b2:1", "10.9.0.2", "RoCE v2")
+        assert (second.link_layer, second.mtu, second.pci) == ("Ethernet", 4096, "")
+        assert second.bytes >= moved(near, far, "rxe_b2")
+        assert second.queue_pairs == 1
         for _ in range(2):
             rig.run("ip", "link", "set", "vb2", "down")
             until(lambda: lane_states(near, far)["rxe_b2"] != "ready", "the rail is left")
+            until(lambda: rail_state(near, "rxe_b2").state == "down", "and known to be down")
+            assert "rxe_b2 port 1 went down" in rail_state(near, "rxe_b2").reason
             traffic.goes_on()
             rig.run("ip", "link", "set", "vb2", "up")
             until(lambda: lane_states(near, far) == both, "the rail is used again")

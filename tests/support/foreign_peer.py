@@ -47,8 +47,8 @@ class _Verbs:
     """Tells the engine of one rail, and wants nothing else than verbs."""
 
     def __init__(self, name, gid):
-        rail = [0, f"{name}:1", gid, 96 + 24, 0, True, 2, _MTU, 0.0, -1, 16, 16]
-        self._offer = Offer(msgspec.msgpack.encode([1, 1, [rail]]))
+        rail = [0, f"{name}:1", gid, 96 + 24, 0, True, 2, _MTU, 0.0, -1, 16, 16, True]
+        self._offer = Offer(msgspec.msgpack.encode([2, 1, [rail]]))
         self.refused = None
 
     def begin(self, facts):

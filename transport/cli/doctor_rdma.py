@@ -16,9 +16,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from transport.config import Settings
-    from transport.providers.verbs.devices import Rail
+    from transport.providers.verbs.devices import UsablePort
 
 _FULL_MTU = 4096
+# Hundredths of a millisecond by code 1 to 31; code 0 is the longest (InfiniBand Architecture
+# Specification, volume 1, table 45: RNR NAK timer field).
+_RNR_TIMERS = (
+    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+    2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+)  # fmt: skip
 
 
 def rails(settings: Settings) -> list[Finding]:
@@ -33,7 +39,12 @@ def rails(settings: Settings) -> list[Finding]:
     return findings
 
 
-def _rail(rail: Rail, settings: Settings) -> Iterator[Finding]:
+def rnr_seconds(code: int) -> float:
+    """How long a sender is asked to wait, by the code in TRANSPORT_VERBS_RNR_TIMER."""
+    return _RNR_TIMERS[code] / 1e5
+
+
+def _rail(rail: UsablePort, settings: Settings) -> Iterator[Finding]:
     name, facts = rail.name, rail.facts
     kind = "RoCE" if facts.ethernet else f"InfiniBand, LID {facts.lid}"
     rate = f", {facts.rate:.4g} GB/s" if facts.rate else ""
@@ -49,7 +60,7 @@ def _rail(rail: Rail, settings: Settings) -> Iterator[Finding]:
     yield Finding("rails", f"{name} in force", "ok", ", ".join(_in_force(rail, settings)))
 
 
-def _gid_remedy(rail: Rail) -> str:
+def _gid_remedy(rail: UsablePort) -> str:
     if not rail.facts.ethernet:
         return ""
     words = rail.gid.describe()
@@ -62,7 +73,7 @@ def _gid_remedy(rail: Rail) -> str:
     return ""
 
 
-def _mtu(rail: Rail, settings: Settings) -> tuple[str, str]:
+def _mtu(rail: UsablePort, settings: Settings) -> tuple[str, str]:
     facts = rail.facts
     used = min(settings.verbs_mtu or facts.active_mtu, facts.active_mtu)
     value = f"{used} (port: {facts.active_mtu} active, {facts.max_mtu} at most)"
@@ -72,14 +83,14 @@ def _mtu(rail: Rail, settings: Settings) -> tuple[str, str]:
     return value, remedy if small else ""
 
 
-def _reads(rail: Rail) -> tuple[str, str]:
+def _reads(rail: UsablePort) -> tuple[str, str]:
     facts = rail.facts
     value = f"{facts.max_reads_out} started and {facts.max_reads_in} served at once"
     none = not facts.max_reads_out or not facts.max_reads_in
     return value, "the device takes no part in RDMA reads: they go another way" if none else ""
 
 
-def _limits(rail: Rail) -> Iterator[str]:
+def _limits(rail: UsablePort) -> Iterator[str]:
     facts = rail.facts
     yield f"messages of {format_bytes(facts.max_message)}"
     yield f"regions of {format_bytes(facts.max_region)}, {facts.max_regions} of them"
@@ -90,7 +101,7 @@ def _limits(rail: Rail) -> Iterator[str]:
     yield f"NUMA node {facts.numa}" if facts.numa >= 0 else "NUMA node not told"
 
 
-def _in_force(rail: Rail, settings: Settings) -> Iterator[str]:
+def _in_force(rail: UsablePort, settings: Settings) -> Iterator[str]:
     """After the device's limits; the settings themselves are listed at the end of the report."""
     depth = min(settings.verbs_depth, rail.facts.max_send_depth)
     yield f"queue pairs per peer: {settings.verbs_qps_per_peer}, each {depth} requests deep"
@@ -100,4 +111,6 @@ def _in_force(rail: Rail, settings: Settings) -> Iterator[str]:
     yield f"hop limit {settings.verbs_hop_limit}"
     wait = 4.096e-6 * 2**settings.verbs_timeout
     yield f"sent again after {wait:.3g} s, {settings.verbs_retry_count} times"
+    pause = rnr_seconds(settings.verbs_rnr_timer)
+    yield f"a receiver not ready (RNR): waits {pause:.3g} s, {settings.verbs_rnr_retry} times"
     yield f"relaxed ordering {settings.verbs_relaxed_ordering}"

@@ -21,6 +21,7 @@ from transport.control.secret import resolve
 from transport.engine.names import Names
 from transport.engine.path import Paths
 from transport.engine.progress import Queues
+from transport.engine.rail import Rail, rail_of
 from transport.errors import InvalidUse, Status, TransportError, Unavailable
 from transport.ffi import NativeEngine, check, ffi, handle, lib
 from transport.ffi.gate import Gate
@@ -172,6 +173,12 @@ class Core:
         first = next(iter(record.providers), "")
         needed = "verbs" in record.providers and (provider or first) == "verbs"
         return self.cache.register if needed else None
+
+    def rails(self) -> list[Rail]:
+        """Within the gate."""
+        endpoint: Any = self._endpoints.get("verbs")
+        stats = endpoint.stats() if endpoint is not None else []
+        return [rail_of(number, port, native) for number, (port, native) in enumerate(stats)]
 
     @property
     def plane(self) -> ControlPlane:

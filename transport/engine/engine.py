@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from transport.control.secret import Source
     from transport.engine.atomics import AtomicTransfer
     from transport.engine.blocks import Blocks
+    from transport.engine.rail import Rail
     from transport.engine.transfer import Transfer
 
 
@@ -107,6 +108,14 @@ class Engine(Handle):
         """The engines that this one knows and has not lost."""
         with self._core as core:
             return tuple(Peer(self, core, record) for record in core.plane.peers)
+
+    def rails(self) -> list[Rail]:
+        """The NIC ports that it uses for RDMA, as they are now; empty without `verbs`.
+
+        A `Peer` has the queue pairs to it, by rail (`Peer.lanes`).
+        """
+        with self._core as core:
+            return core.rails()
 
     # -------------------------------------------------------------------------------------- memory
     def register(

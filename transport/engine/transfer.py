@@ -223,7 +223,7 @@ class Transfer:
         return _Outcome(
             first.status,
             first.error,
-            text(first.text),
+            text(first.text) + self._absent(first.status, flight),
             flight.op,
             flight.record.name,
             _joined([name(result.provider) for result, _ in results]),
@@ -231,6 +231,13 @@ class Transfer:
             sum(result.bytes for result, _ in results),
             max(result.elapsed_ns for result, _ in results) / 1e9,
         )
+
+    def _absent(self, status: int, flight: Flight) -> str:
+        """Where no path was found: why the peer's connection has not the other providers."""
+        if status != Status.NO_PATH:
+            return ""
+        absent = {**self._core.unused, **flight.record.reasons}
+        return "".join(f"; it has no {name}: {why}" for name, why in absent.items())
 
     def _result(self) -> Self:
         if self._status() < _OK:

@@ -245,7 +245,7 @@ void tn_verbs_complete(struct tn_verbs_lane *lane, const struct ibv_wc *wc)
     enum tn_verbs_fault fault = judge(lane, wc, text);
     if (fault != TN_VERBS_OF_FLUSH) {
         tn_verbs_retire(lane, position - slot_at(lane, position)->before);
-        lane->errors++;
+        lane->counts.errors++;
         blame(lane, wc, fault, position, text);
     }
     tn_verbs_break(lane, fault == TN_VERBS_OF_PATH, "%s", text);
@@ -282,7 +282,7 @@ static void empty(struct tn_verbs_lane *lane, bool again)
         }
         struct tn_transfer *transfer = slot->transfer;
         transfer->held--;
-        lane->retries++;
+        lane->counts.retries++;
         if (!again) {
             tn_transfer_fail(transfer, link->closed, 0, 0, "%s", link->text);
             tn_piece_done(transfer, 1);

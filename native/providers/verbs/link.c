@@ -1,4 +1,4 @@
-/* A link from its opening to its end, and what it tells about itself. */
+/* A link from its opening to its end. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,6 +49,9 @@ int tn_verbs_link_open(struct tn_verbs *verbs, const struct tn_verbs_link_option
     link->recovery_ns = options->recovery_ns;
     link->n_lanes = options->n_lanes;
     link->write_only = options->write_only;
+    link->no_atomics = options->no_atomics;
+    snprintf(link->why_no_atomics, sizeof(link->why_no_atomics), "%.*s", TN_TEXT_BYTES - 1,
+             options->why_no_atomics);
     for (uint32_t i = 0; i < options->n_lanes; i++)
         init_lane(link, i, options);
     link->ring_slots = UINT32_MAX;
@@ -107,13 +110,24 @@ static void close_link(void *object, int status, const char *text)
         end_lane(&link->lanes[i]);
 }
 
+/* Under links_lock: whoever adds up the counts of a rail finds each lane's in one place. */
+static void bequeath_all(struct tn_verbs_link *link)
+{
+    for (uint32_t i = 0; i < link->n_lanes; i++)
+        tn_verbs_lane_bequeath(&link->lanes[i]);
+}
+
 static void free_link(void *object)
 {
     struct tn_verbs_link *link = object;
     pthread_mutex_lock(&link->verbs->links_lock);
     tn_list_remove(&link->node);
+    bequeath_all(link);
     pthread_mutex_unlock(&link->verbs->links_lock);
     close_link(link, TN_CLOSED, "closed");
+    pthread_mutex_lock(&link->verbs->links_lock);
+    bequeath_all(link); /* what came while it was closed */
+    pthread_mutex_unlock(&link->verbs->links_lock);
     tn_verbs_ring_free(link);
     for (uint32_t i = 0; i < link->n_lanes; i++)
         tn_verbs_lane_free(&link->lanes[i]);
@@ -135,66 +149,6 @@ static int revoke(void *object, struct tn_region *region)
     return tn_verbs_region_revoke(region);
 }
 
-static enum tn_lane_state lane_state(const struct tn_verbs_lane *lane)
-{
-    if (atomic_load(&lane->link->ready) >> lane->number & 1)
-        return TN_LANE_READY;
-    if (lane->broken)
-        return TN_LANE_STOPPED;
-    if (lane->qp)
-        return TN_LANE_OPENING;
-    return lane->failures || lane->text[0] ? TN_LANE_FAILED : TN_LANE_UNUSED;
-}
-
-static void lane_stats(const struct tn_verbs_lane *lane, struct tn_lane_stats *out)
-{
-    *out = (struct tn_lane_stats){.port = lane->rail->facts.port,
-                                  .rail = lane->rail->number,
-                                  .remote_rail = lane->remote_rail,
-                                  .state = lane_state(lane),
-                                  .failures = lane->failures,
-                                  .operations = lane->operations,
-                                  .bytes = lane->bytes,
-                                  .retries = lane->retries,
-                                  .reconnects = lane->reconnects,
-                                  .errors = lane->errors};
-    snprintf(out->device, sizeof(out->device), "%s", lane->rail->facts.device);
-    snprintf(out->text, sizeof(out->text), "%s", lane->text);
-}
-
-static uint32_t lanes(void *object, struct tn_lane_stats *out, uint32_t capacity)
-{
-    struct tn_verbs_link *link = object;
-    pthread_mutex_lock(&link->lock);
-    for (uint32_t i = 0; i < link->n_lanes && i < capacity; i++)
-        lane_stats(&link->lanes[i], &out[i]);
-    pthread_mutex_unlock(&link->lock);
-    return link->n_lanes;
-}
-
-static void describe(void *object, char *text, size_t capacity)
-{
-    static const char *const states[] = {"not opened yet", "opening", "ready", "stopped", "failed"};
-    struct tn_verbs_link *link = object;
-    size_t used = 0;
-    text[0] = 0;
-    for (uint32_t i = 0; i < link->n_lanes && used < capacity; i++) {
-        struct tn_lane_stats lane;
-        pthread_mutex_lock(&link->lock);
-        lane_stats(&link->lanes[i], &lane);
-        pthread_mutex_unlock(&link->lock);
-        const char *why = lane.state == TN_LANE_READY ? "" : lane.text;
-        int printed = snprintf(
-            text + used, capacity - used,
-            "verbs lane %u, %s:%u to rail %u: %s%s%s, %llu requests, %llu bytes, "
-            "%llu again, opened again %llu times\n",
-            i, lane.device, lane.port, lane.remote_rail, states[lane.state], why[0] ? ": " : "",
-            why, (unsigned long long)lane.operations, (unsigned long long)lane.bytes,
-            (unsigned long long)lane.retries, (unsigned long long)lane.reconnects);
-        used += printed > 0 ? (size_t)printed : 0;
-    }
-}
-
 const struct tn_link_ops tn_verbs_link_ops = {
     .abi = TN_PROVIDER_ABI,
     .name = "verbs",
@@ -207,8 +161,8 @@ const struct tn_link_ops tn_verbs_link_ops = {
     .revoke = revoke,
     .message = tn_verbs_message,
     .tick = tn_verbs_tick,
-    .lanes = lanes,
-    .describe = describe,
+    .lanes = tn_verbs_lanes,
+    .describe = tn_verbs_describe,
     .close = close_link,
     .free = free_link,
 };

@@ -77,6 +77,35 @@ static int find_rails(const struct tn_transfer *transfer, uint32_t *here, uint32
     return TN_OK;
 }
 
+/* The lanes over which no such operation can go. */
+static uint32_t unfit_lanes(const struct tn_verbs_link *link, uint32_t op)
+{
+    if (op == TN_OP_WRITE)
+        return 0;
+    if (!tn_op_is_atomic(op))
+        return link->write_only;
+    uint32_t unfit = link->write_only | link->no_atomics;
+    for (uint32_t i = 0; i < link->n_lanes; i++)
+        unfit |= link->lanes[i].rail->facts.atomics ? 0 : 1u << i;
+    return unfit;
+}
+
+static void refuse_unfit(const struct tn_verbs_link *link, uint32_t op, char *why, size_t capacity)
+{
+    const char *without = NULL;
+    for (uint32_t i = 0; tn_op_is_atomic(op) && i < link->n_lanes; i++)
+        if (!link->lanes[i].rail->facts.atomics)
+            without = link->lanes[i].rail->facts.device;
+    if (without)
+        refuse(why, capacity, "%.0llu%s here has no atomic operations", 0, without);
+    else if (tn_op_is_atomic(op) && link->no_atomics)
+        refuse(why, capacity, "%.0llu%s", 0, link->why_no_atomics);
+    else
+        refuse(why, capacity,
+               "the devices take no part in RDMA reads and atomics (max_rd_atomic is 0)%.0llu%s", 0,
+               "");
+}
+
 /* 0, with a reason: none. */
 static uint32_t find_lanes(const struct tn_verbs_link *link, const struct tn_transfer *transfer,
                            char *why, size_t capacity)
@@ -84,28 +113,18 @@ static uint32_t find_lanes(const struct tn_verbs_link *link, const struct tn_tra
     uint32_t here, there, lanes = 0;
     if (find_rails(transfer, &here, &there, why, capacity) != TN_OK)
         return 0;
-    bool capable = !tn_op_is_atomic(transfer->op);
     for (uint32_t i = 0; i < link->n_lanes; i++) {
         const struct tn_verbs_lane *lane = &link->lanes[i];
-        bool fits = !tn_op_is_atomic(transfer->op) || lane->rail->facts.atomics;
-        capable = capable || fits;
-        if (fits && (here >> lane->rail->number & 1) && (there >> lane->remote_rail & 1))
+        if ((here >> lane->rail->number & 1) && (there >> lane->remote_rail & 1))
             lanes |= 1u << i;
     }
-    uint32_t unfit = transfer->op == TN_OP_WRITE ? 0 : link->write_only;
-    if (lanes && !(lanes & ~unfit))
+    uint32_t fit = lanes & ~unfit_lanes(link, transfer->op);
+    if (!lanes)
         refuse(why, capacity,
-               "the devices take no part in RDMA reads and atomics (max_rd_atomic is "
-               "0)%.0llu%s",
-               0, "");
-    else if (!capable)
-        refuse(why, capacity, "no device here has atomic operations%.0llu%s", 0, "");
-    else if (!lanes)
-        refuse(why, capacity,
-               "no rail that knows the memory here reaches one that knows it "
-               "there%.0llu%s",
-               0, "");
-    return lanes & ~unfit;
+               "no rail that knows the memory here reaches one that knows it there%.0llu%s", 0, "");
+    else if (!fit)
+        refuse_unfit(link, transfer->op, why, capacity);
+    return fit;
 }
 
 int tn_verbs_accepts(void *object, const struct tn_transfer *transfer, char *why, size_t capacity)
@@ -175,10 +194,9 @@ static bool take(struct tn_verbs_link *link)
         return false; /* the queue may be long */
     for (struct tn_list *node = link->queue.next; node != &link->queue; node = node->next) {
         struct tn_transfer *transfer = tn_container(node, struct tn_transfer, node);
-        uint32_t wanted = preferred_lanes(link, transfer);
-        if (!(wanted & atomic_load_explicit(&link->ready, memory_order_relaxed)))
-            wanted = transfer->lanes;
-        struct tn_verbs_lane *lane = tn_verbs_pick(link, wanted);
+        struct tn_verbs_lane *lane = tn_verbs_pick(link, preferred_lanes(link, transfer));
+        if (!lane) /* a preference is no promise: a far rail moves more than one that is full */
+            lane = tn_verbs_pick(link, transfer->lanes);
         if (!lane)
             continue;
         struct tn_piece pieces[TN_VERBS_CHAIN];
@@ -273,12 +291,12 @@ void tn_verbs_retire(struct tn_verbs_lane *lane, uint64_t end)
     struct tn_transfer *transfer = NULL;
     uint64_t count = 0;
     lane->full = false;
-    lane->operations += end - lane->tail;
+    lane->counts.operations += end - lane->tail;
     atomic_fetch_sub_explicit(&lane->rail->in_flight, end - lane->tail, memory_order_relaxed);
     for (; lane->tail < end; lane->tail++) {
         struct tn_verbs_slot *slot = &lane->slots[lane->tail & (lane->depth - 1)];
         lane->in_flight -= slot->piece.length;
-        lane->bytes += slot->piece.length;
+        lane->counts.bytes += slot->piece.length;
         if (slot->note >= 0) {
             tn_verbs_ring_acknowledged(lane->link, slot->note);
             continue;

@@ -62,6 +62,10 @@ struct tn_verbs_cq {
     bool armed;        /* it will raise an event, or has raised one that was not taken */
 };
 
+struct tn_verbs_counts {
+    uint64_t operations, bytes, retries, errors;
+};
+
 struct tn_verbs_entry {
     struct tn_verbs_lane *lane;
     uint16_t generation; /* of the entry: a late completion of a former queue pair is recognised */
@@ -88,7 +92,9 @@ struct tn_verbs_rail {
     struct ibv_comp_channel *channel;
 
     _Atomic uint64_t in_flight; /* slots of all lanes */
-    _Atomic bool strict;        /* it has refused relaxed ordering */
+    /* Of lanes that are gone; under verbs.links_lock. */
+    struct tn_verbs_counts gone;
+    _Atomic bool strict; /* it has refused relaxed ordering */
 
     /* Asynchronous events, of the driver but for the first two. */
     _Atomic bool down; /* lanes are not opened */
@@ -203,7 +209,8 @@ struct tn_verbs_lane {
     struct tn_verbs_slot *slots; /* with the next two in one allocation, made at first use */
     struct ibv_send_wr *requests;
     struct ibv_sge *sges;
-    uint64_t operations, bytes, retries, reconnects, errors;
+    struct tn_verbs_counts counts;
+    uint64_t reconnects;
 };
 
 /* A notification from its sequence number until the peer's device has acknowledged it. It outlives
@@ -231,7 +238,8 @@ struct tn_verbs_link {
     struct tn_peer *peer; /* NULL: not attached */
     uint64_t recovery_ns;
     uint32_t n_lanes;
-    uint32_t write_only; /* lanes, as bits */
+    uint32_t write_only, no_atomics; /* lanes, as bits */
+    char why_no_atomics[TN_TEXT_BYTES];
 
     pthread_mutex_t inbox_lock;
     struct tn_list inbox; /* messages of the peer */
@@ -441,6 +449,11 @@ static inline bool tn_verbs_promising(const struct tn_verbs_link *link, uint32_t
     return lanes & (atomic_load(&link->ready) | ~atomic_load(&link->trouble));
 }
 uint64_t tn_verbs_wait(struct tn_verbs_link *link, uint64_t now); /* when to look again */
+
+/* stats.c */
+uint32_t tn_verbs_lanes(void *link, struct tn_lane_stats *out, uint32_t capacity);
+void tn_verbs_describe(void *link, char *text, size_t capacity);
+void tn_verbs_lane_bequeath(struct tn_verbs_lane *lane); /* its counts, to its rail */
 
 /* link.c */
 extern const struct tn_link_ops tn_verbs_link_ops;

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from fakeverbs import LIBRARY
 
-from transport.cli.doctor_rdma import _rail, rails
+from transport.cli.doctor_rdma import _rail, rails, rnr_seconds
 from transport.config import TABLE, Settings
-from transport.providers.verbs.devices import Rail
+from transport.providers.verbs.devices import UsablePort
 from transport.providers.verbs.gid import Gid, Kind
 from transport.providers.verbs.ports import Port
 
@@ -41,14 +41,14 @@ PORT = Port(
 GID = Gid(3, ipaddress.IPv6Address("::ffff:10.0.0.5").packed, Kind.V2, "eth0", prefix=120)
 
 
-def lines(rail: Rail, **settings: Any) -> dict[str, tuple[str, str, str]]:
+def lines(rail: UsablePort, **settings: Any) -> dict[str, tuple[str, str, str]]:
     """State, value and remedy by name."""
     found = _rail(rail, Settings(**settings))
     return {f.name.removeprefix("mlx5_0:1").strip(): (f.state, f.value, f.remedy) for f in found}
 
 
 def test_a_good_port() -> None:
-    found = lines(Rail(PORT, GID))
+    found = lines(UsablePort(PORT, GID))
     assert {state for state, _, _ in found.values()} == {"ok"}
     assert found[""][1] == "used: RoCE, 50 GB/s, mlx5_core, firmware 28.39"
     assert found["GID"][1] == "3 10.0.0.5 RoCE v2 eth0 (IPv4)"
@@ -64,7 +64,7 @@ def test_a_good_port() -> None:
     ],
 )
 def test_what_a_device_lacks(change: dict[str, Any], name: str, words: str) -> None:
-    state, _, remedy = lines(Rail(dataclasses.replace(PORT, **change), GID))[name]
+    state, _, remedy = lines(UsablePort(dataclasses.replace(PORT, **change), GID))[name]
     assert state == "note"
     assert words in remedy
 
@@ -79,15 +79,23 @@ def test_what_a_device_lacks(change: dict[str, Any], name: str, words: str) -> N
 )
 def test_gids_that_lead_nowhere(change: dict[str, Any], words: str) -> None:
     """A2, A12."""
-    assert words in lines(Rail(PORT, dataclasses.replace(GID, **change)))["GID"][2]
+    assert words in lines(UsablePort(PORT, dataclasses.replace(GID, **change)))["GID"][2]
 
 
 def test_settings_are_shown_after_the_devices_limits() -> None:
     settings = {"verbs_mtu": 2048, "verbs_traffic_class": 106, "verbs_timeout": 20}
-    found = lines(Rail(PORT, GID), **settings)
+    found = lines(UsablePort(PORT, GID), **settings)
     assert found["MTU"][1] == "2048 (port: 4096 active, 4096 at most)"
     assert "traffic class 106" in found["in force"][1]
     assert "sent again after 4.29 s, 7 times" in found["in force"][1]
+    assert "not ready (RNR): waits 0.00128 s, 6 times" in found["in force"][1]
+
+
+def test_rnr_timers() -> None:
+    """The specification's codes, as rdma_rxe's rnrnak_usec has them."""
+    assert [rnr_seconds(code) for code in (0, 1, 5, 14, 31)] == [
+        0.65536, 0.00001, 0.00006, 0.00128, 0.49152,
+    ]  # fmt: skip
 
 
 def test_no_library_is_no_failure() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fakeverbs import LIBRARY, Device, Double, Gid, Port, environment, write_sysfs
 
-from transport.providers.verbs.devices import Rail, Request, discover
+from transport.providers.verbs.devices import Request, UsablePort, discover
 from transport.testing.processes import run_program
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def find(
     double: Double, root: Path, devices: list[Device], **request: object
-) -> tuple[list[Rail], dict[str, str]]:
+) -> tuple[list[UsablePort], dict[str, str]]:
     double.configure(devices)
     return discover(
         Request(library=LIBRARY, sysfs=write_sysfs(root, devices), **request)  # type: ignore[arg-type]

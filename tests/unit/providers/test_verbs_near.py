@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import sysfs_tree
 
 from transport.config import Settings
-from transport.providers.verbs.devices import Rail
+from transport.providers.verbs.devices import UsablePort
 from transport.providers.verbs.gid import Gid
 from transport.providers.verbs.near import Near
 from transport.providers.verbs.ports import Port
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def near(record: str, tmp_path: Path, *devices: str, text: str = "") -> Near:
-    rails = [Rail(Port(device, 1, 4), Gid(0, bytes(16))) for device in devices]
+    rails = [UsablePort(Port(device, 1, 4), Gid(0, bytes(16))) for device in devices]
     nic_map = Settings.from_env({"TRANSPORT_VERBS_NIC_MAP": text}).verbs_nic_map
     return Near(rails, sysfs_tree.expand(record, tmp_path / "sys"), nic_map)
 

@@ -14,8 +14,8 @@ from transport.providers.verbs import PROVIDER
 from transport.providers.verbs.provider import _checked, _encode, _Offer
 from transport.providers.verbs.rails import RailFacts
 
-RAIL = RailFacts(0, "mlx5_0:1", bytes(range(16)), 64, 0, True, 2, 4096, 12.5, 0, 16, 16)
-GOOD = _Offer(1, 2, [RAIL])
+RAIL = RailFacts(0, "mlx5_0:1", bytes(range(16)), 64, 0, True, 2, 4096, 12.5, 0, 16, 16, True)
+GOOD = _Offer(2, 2, [RAIL])
 
 
 def test_there_and_back() -> None:
@@ -24,7 +24,14 @@ def test_there_and_back() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"revision": 2}, {"qps": 0}, {"qps": 33}, {"rails": [RAIL, RAIL]}, {"rails": [RAIL] * 9}],
+    [
+        {"revision": 1},
+        {"revision": 3},
+        {"qps": 0},
+        {"qps": 33},
+        {"rails": [RAIL, RAIL]},
+        {"rails": [RAIL] * 9},
+    ],
 )
 def test_out_of_range(change: dict[str, object]) -> None:
     with pytest.raises(PeerRefused):
@@ -32,12 +39,28 @@ def test_out_of_range(change: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"gid": b"short"}, {"number": 8}, {"mtu": -1}, {"numa": -2}, {"prefix": 129}]
+    "change",
+    [
+        {"gid": b"short"},
+        {"number": 8},
+        {"mtu": -1},
+        {"numa": -2},
+        {"prefix": 129},
+        {"atomics": 2},
+        {"atomics": None},
+    ],
 )
 def test_rails_out_of_range(change: dict[str, object]) -> None:
     bad = msgspec.structs.replace(RAIL, **change)
     with pytest.raises(PeerRefused):
         _checked(_encode(msgspec.structs.replace(GOOD, rails=[bad])))
+
+
+def test_a_rail_that_does_not_tell_of_atomics() -> None:
+    told = msgspec.msgpack.decode(_encode(GOOD))
+    told[2][0].pop()
+    with pytest.raises(PeerRefused, match="not one of this protocol"):
+        _checked(msgspec.msgpack.encode(told))
 
 
 @given(st.binary(max_size=200))

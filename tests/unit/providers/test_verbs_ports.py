@@ -10,7 +10,7 @@ import pytest
 
 from transport.errors import Unavailable
 from transport.providers.verbs import devices, network
-from transport.providers.verbs.devices import Rail, Request, check_port, choose_gid
+from transport.providers.verbs.devices import Request, UsablePort, check_port, choose_gid
 from transport.providers.verbs.gid import Gid, Kind, Place, Wish, choose
 from transport.providers.verbs.network import Network
 from transport.providers.verbs.ports import Port, described
@@ -188,8 +188,8 @@ def test_which_devices_are_asked_for() -> None:
 
 def test_slow_ports_are_left_out_unless_named() -> None:
     gid = Gid(0, raw("10.0.0.5"))
-    fast, slow = Rail(PORT, gid), Rail(Port("bnxt_0", 1, 4, rate=1.25), gid)
-    untold = Rail(Port("rxe0", 1, 4), gid)
+    fast, slow = UsablePort(PORT, gid), UsablePort(Port("bnxt_0", 1, 4, rate=1.25), gid)
+    untold = UsablePort(Port("rxe0", 1, 4), gid)
     refused: dict[str, str] = {}
     assert devices._cut([fast, slow, untold], Request(), refused) == [fast, untold]
     assert "slower than half" in refused["bnxt_0:1"]

@@ -20,6 +20,7 @@ from transport.providers.verbs.rails import (
     checked,
     match,
     mismatch,
+    without_atomics,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def rail(number: int, network: str, **other: Any) -> RailFacts:
         "numa": -1,
         "reads_out": 16,
         "reads_in": 16,
+        "atomics": True,
     }
     return RailFacts(**(facts | other))
 
@@ -215,6 +217,7 @@ def test_there_and_back(both: tuple[list[RailFacts], list[RailFacts]]) -> None:
         {"numa": -2},
         {"name": "x" * 81},
         {"mtu": "4096"},
+        {"atomics": 1},
     ],
 )
 def test_what_a_peer_may_not_say(change: dict[str, Any]) -> None:
@@ -240,3 +243,17 @@ def test_numbers_are_unique() -> None:
     assert checked([rail(0, "10.0.0.1/24"), rail(1, "10.0.0.2/24")])
     with pytest.raises(PeerRefused, match="same number"):
         checked([rail(0, "10.0.0.1/24"), rail(0, "10.0.0.2/24")])
+
+
+def test_who_has_no_atomics_is_named() -> None:
+    """The name is the peer's own text: nothing in it moves a terminal."""
+    able = rail(0, "10.0.0.1/24")
+    without = msgspec.structs.replace(able, atomics=False)
+    assert without_atomics([able], "the peer's") == ""
+    assert without_atomics([able, without], "the peer's") == (
+        "the peer's mlx5_0:1 has no atomic operations"
+    )
+    strange = msgspec.structs.replace(without, name="a\x1b[2J")
+    assert without_atomics([without, strange], "the peer's") == (
+        "the peer's a\\x1b[2J, mlx5_0:1 have no atomic operations"
+    )

@@ -1,4 +1,4 @@
-"""Rails: the ports of this host that an engine can use, why the others cannot, and their order.
+"""The ports of this host that an engine can use, why the others cannot, and their order.
 
 May import errors, gid, network, ports, rails.
 """
@@ -26,7 +26,7 @@ _SLOW = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Rail:
+class UsablePort:
     """One port that can be used, the GID by which it is known, and its P_Key."""
 
     facts: Port
@@ -54,6 +54,7 @@ class Rail:
             numa=facts.numa,
             reads_out=min(facts.max_reads_out, 0xFFFF),
             reads_in=min(facts.max_reads_in, 0xFFFF),
+            atomics=bool(facts.atomics),
         )
 
     def __str__(self) -> str:
@@ -105,14 +106,14 @@ class Request:
         return found[0] if found else None
 
 
-def discover(request: Request) -> tuple[list[Rail], dict[str, str]]:
+def discover(request: Request) -> tuple[list[UsablePort], dict[str, str]]:
     """The rails to use, best first, and why the other ports are not, by "device:port".
 
     Raises Unavailable where there is no libibverbs.
     """
     listed = ports.list_ports(request.library, request.sysfs)
     here = network.here()
-    rails: list[Rail] = []
+    rails: list[UsablePort] = []
     refused: dict[str, str] = {}
     for port in listed:
         if request.place(port) is None and port.number:
@@ -131,15 +132,15 @@ def _names_one(name: str, listed: Sequence[Port]) -> bool:
     return any(name in (port.device, port.name) for port in listed)
 
 
-def _preference(rail: Rail, request: Request) -> tuple[int, float, str, int]:
+def _preference(rail: UsablePort, request: Request) -> tuple[int, float, str, int]:
     place = request.place(rail.facts) or 0
     return (place, -rail.facts.rate, rail.facts.device, rail.facts.number)
 
 
-def _cut(rails: list[Rail], request: Request, refused: dict[str, str]) -> list[Rail]:
+def _cut(rails: list[UsablePort], request: Request, refused: dict[str, str]) -> list[UsablePort]:
     """Leaves out slow ports that nobody named, and what is beyond the limit."""
     best = max((rail.facts.rate for rail in rails), default=0.0)
-    kept: list[Rail] = []
+    kept: list[UsablePort] = []
     for rail in rails:
         rate = rail.facts.rate
         if not request.wanted and 0 < rate < best * _SLOW:
@@ -168,11 +169,11 @@ def check_port(port: Port) -> None:
         )
 
 
-def _rail(port: Port, request: Request, here: network.Network) -> Rail:
+def _rail(port: Port, request: Request, here: network.Network) -> UsablePort:
     check_port(port)
     rows = ports.gid_rows(request.library, port, request.sysfs, here)
     index, key = _pkey(ports.pkeys(request.library, port, request.sysfs), request.pkey)
-    return Rail(port, choose_gid(port, rows, request.gid), index, key)
+    return UsablePort(port, choose_gid(port, rows, request.gid), index, key)
 
 
 def choose_gid(port: Port, rows: Sequence[gids.Gid], wish: gids.Wish) -> gids.Gid:
@@ -185,7 +186,7 @@ def choose_gid(port: Port, rows: Sequence[gids.Gid], wish: gids.Wish) -> gids.Gi
         return gids.Gid(0, bytes(16))
 
 
-def again(rail: Rail, request: Request) -> Rail:
+def again(rail: UsablePort, request: Request) -> UsablePort:
     """The rail with its GID as the port's table has it now. Raises Unavailable if it has none.
 
     The same value of the same kind is kept wherever it is now, so that peers need not learn

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from transport.providers.verbs.devices import Rail
+    from transport.providers.verbs.devices import UsablePort
     from transport.topology import Machine
     from transport.topology.choice import Map
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Near:
     """Of one engine's rails. 0 is no preference: all of them are equally good, or nobody knows."""
 
-    def __init__(self, rails: Sequence[Rail], sysfs: Path, nic_map: Map) -> None:
+    def __init__(self, rails: Sequence[UsablePort], sysfs: Path, nic_map: Map) -> None:
         self._devices = [rail.facts.device for rail in rails]
         self._map = nic_map
         self._machine: Machine | None = None

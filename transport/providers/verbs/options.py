@@ -8,7 +8,7 @@ from transport.ffi import ffi, lib
 
 if TYPE_CHECKING:
     from transport.config import Settings
-    from transport.providers.verbs.devices import Rail
+    from transport.providers.verbs.devices import UsablePort
 
 _SYSFS_BYTES = 127
 _RELAXED = {
@@ -18,7 +18,7 @@ _RELAXED = {
 }
 
 
-def rail_options(rail: Rail, settings: Settings, context: int = 0) -> Any:
+def rail_options(rail: UsablePort, settings: Settings, context: int = 0) -> Any:
     """struct tn_verbs_rail_options; `context` is the address of one that somebody else opened."""
     options = ffi.new("struct tn_verbs_rail_options *")
     options.device = rail.facts.device.encode()

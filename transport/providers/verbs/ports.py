@@ -58,6 +58,7 @@ class Port:
     rate: float = 0.0  # GB/s, 1e9 bytes; 0 if unknown
     numa: int = -1
     driver: str = ""
+    pci: str = ""  # address; empty for software devices
 
     @property
     def name(self) -> str:
@@ -106,6 +107,7 @@ def _port(facts: Any, sysfs: Path) -> Port:
         rate=_rate(facts, folder),
         numa=_number(read(folder / "device" / "numa_node"), -1),
         driver=driver,
+        pci=_pci(folder),
         **{name: getattr(facts, name) for name in _SAME},
     )
 
@@ -115,6 +117,18 @@ def _driver(folder: Path) -> str:
         return (folder / "device" / "driver").readlink().name
     except OSError:
         return ""
+
+
+_PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+def _pci(folder: Path) -> str:
+    """Of a virtual function its own, of a port of a dual-port device the port's function."""
+    try:
+        name = (folder / "device").resolve().name
+    except (OSError, RuntimeError):
+        return ""
+    return name if _PCI.fullmatch(name) else ""
 
 
 def _number(words: str, otherwise: int) -> int:

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from transport.ffi import NativeEngine, NativePeer
 
 _REASON_BYTES = 512
+_WHY_BYTES = int(lib.TN_TEXT_BYTES) - 1
 
 _log = logging.getLogger("transport.providers.verbs")
 
 
-_REVISION = 1
+_REVISION = 2  # of this offer and of native/providers/verbs/exchange.h
 _MAX_LANES = 32
 
 
@@ -87,6 +88,10 @@ class VerbsConnection:
             options.rails[number], options.remote_rails[number] = here, there
             if not rails.can_read(mine[here], others[there]):
                 options.write_only |= 1 << number
+            if not others[there].atomics:  # what ours can do C knows
+                options.no_atomics |= 1 << number
+        used = [others[number] for number in sorted({there for _, there in lanes})]
+        options.why_no_atomics = rails.without_atomics(used, "the peer's").encode()[:_WHY_BYTES]
         options.recovery_ns = int(self._endpoint.recovery * 1e9)
         out = ffi.new("struct tn_verbs_link **")
         check(lib.tn_verbs_link_open(self._endpoint.native, options, out))
@@ -108,7 +113,7 @@ class VerbsEndpoint:
     def __init__(
         self,
         native: Any,
-        opened: list[tuple[devices.Rail, Any]],
+        opened: list[tuple[devices.UsablePort, Any]],
         settings: Settings,
         owners: Any = None,
     ) -> None:
@@ -140,6 +145,15 @@ class VerbsEndpoint:
             _log.info("%s: GID %s instead of %s", rail.name, found.gid, rail.gid)
             self.rails[number] = found
         self._describe()
+
+    def stats(self) -> list[tuple[devices.UsablePort, Any]]:
+        """Each rail as it was opened, and its struct tn_verbs_rail_stats."""
+        made: list[tuple[devices.UsablePort, Any]] = []
+        for port, pointer in zip(self.rails, self._native_rails, strict=True):
+            native = ffi.new("struct tn_verbs_rail_stats *")
+            lib.tn_verbs_rail_stats(pointer, native)
+            made.append((port, native))
+        return made
 
     def connection(self, facts: LinkFacts) -> VerbsConnection | None:
         return VerbsConnection(self)
@@ -175,7 +189,7 @@ class VerbsProvider:
         made._owners = contexts
         return made
 
-    def _discover(self, settings: Settings) -> tuple[list[devices.Rail], dict[str, str]]:
+    def _discover(self, settings: Settings) -> tuple[list[devices.UsablePort], dict[str, str]]:
         request = devices.Request.of(settings)
         if self._contexts:
             request = dataclasses.replace(request, only=frozenset(self._contexts))
@@ -203,7 +217,7 @@ class VerbsProvider:
         check(lib.tn_verbs_open(engine.pointer, library, out))
         threads = Manner(settings.register_threads).workers()
         check(lib.tn_verbs_split_regions(out[0], settings.verbs_region_bytes, threads))
-        opened: list[tuple[devices.Rail, Any]] = []
+        opened: list[tuple[devices.UsablePort, Any]] = []
         for rail in found:
             if len(opened) == settings.verbs_rails:
                 break
@@ -217,7 +231,7 @@ class VerbsProvider:
         return VerbsEndpoint(out[0], opened, settings, self._owners)
 
 
-def _open_rail(verbs: Any, rail: devices.Rail, settings: Settings, context: int) -> Any:
+def _open_rail(verbs: Any, rail: devices.UsablePort, settings: Settings, context: int) -> Any:
     out = ffi.new("struct tn_verbs_rail **")
     check(lib.tn_verbs_rail_open(verbs, rail_options(rail, settings, context), out))
     return out[0]

@@ -44,6 +44,7 @@ class RailFacts(msgspec.Struct, frozen=True, array_like=True):
     numa: Annotated[int, msgspec.Meta(ge=-1, le=0xFFFF)]  # node of this host; -1: untold
     reads_out: _Small  # RDMA reads at once that it starts; 0: it takes no part in them
     reads_in: _Small  # that it serves
+    atomics: bool  # whether the device carries out atomic operations
 
     @property
     def is_v4(self) -> bool:
@@ -84,6 +85,13 @@ def match(
 def can_read(a: RailFacts, b: RailFacts) -> bool:
     """Whether `a` can read from `b`."""
     return bool(a.reads_out and b.reads_in)
+
+
+def without_atomics(rails: Sequence[RailFacts], whose: str) -> str:
+    """Which of one side's rails have no atomic operations, in words; "" if all have."""
+    names = sorted(ascii(rail.name)[1:-1] for rail in rails if not rail.atomics)
+    verb = "has" if len(names) == 1 else "have"
+    return f"{whose} {', '.join(names)} {verb} no atomic operations" if names else ""
 
 
 def mismatch(lower: Sequence[RailFacts], higher: Sequence[RailFacts]) -> str:
