@@ -49,6 +49,12 @@ demo: setup ## the main job: a real model's weights go from one process to anoth
 bench: setup ## what each path of this machine gives, size by size
 	$(BIN)/transport bench p2p
 
+# Options: make bench-peers PEERS="--peers nixl,ucx --sizes 4KiB,1MiB --rounds 3", or "--quick". The environments of the
+# other libraries are made under build/peers/ by the first run (some 4 GB).
+.PHONY: bench-peers
+bench-peers: setup ## beside NIXL, UCX, gloo, Mooncake, Ray and Monarch, in turn (PEERS="--quick": installs nothing)
+	$(BIN)/python -m benchmarks.baselines.peers $(PEERS)
+
 submit-cost: setup test-system ## nanoseconds and instructions per descriptor of a large batch, as JSON
 	@$(BIN)/python -m benchmarks.micro.submit_cost
 
