@@ -38,7 +38,7 @@ def _others(pipe: Connection, secret: bytes, address: str, count: int) -> None:
         engine.close()
 
 
-def measure(peers: int = 4, seconds: float = 10.0) -> IdleCpu:
+def measure(peers: int = 8, seconds: float = 10.0) -> IdleCpu:
     secret = secrets.token_bytes(32)
     with (
         transport.Engine(name="idle", secret=secret) as engine,
@@ -56,7 +56,7 @@ def measure(peers: int = 4, seconds: float = 10.0) -> IdleCpu:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--peers", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

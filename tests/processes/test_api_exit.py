@@ -35,6 +35,7 @@ def test_exit_with_an_open_engine_is_clean():
 
 
 def test_exit_with_live_transfers_is_clean(far):
+    """F8"""
     remote = far.call("make", "x", 1000)
     far.stop()
     code = """
@@ -49,6 +50,7 @@ print(len(kept))
 
 
 def test_exit_while_threads_wait_is_clean(far):
+    """F8"""
     remote = far.call("make", "x", 1000)
     far.stop()
     code = """
@@ -144,6 +146,7 @@ warnings.simplefilter("ignore", DeprecationWarning)
 
 
 def test_everything_refuses_after_fork_and_says_what_to_do(far):
+    """H1"""
     remote = far.call("make", "x", 1000)
     code = (
         FORK
@@ -177,6 +180,7 @@ print("parent")
 
 
 def test_a_new_engine_in_the_child_works(far):
+    """H2"""
     remote = far.call("make", "x", 1000)
     expected = far.call("content", "x")
     code = (
@@ -219,6 +223,7 @@ assert in_child(child) == 0
 
 
 def test_tensors_of_the_parent_die_quietly_in_the_child():
+    """H1"""
     code = (
         FORK
         + """

@@ -159,7 +159,7 @@ _DESCRIPTORS = "import os; result = len(os.listdir('/proc/self/fd'))"
 
 
 def test_random_frames(good, far, remote):
-    """Whatever they say, the target lives, and who has no right changes no memory."""
+    """H11: whatever they say, the target lives, and who has no right changes no memory."""
     rng = random.Random(1)
     right = _right(remote)
     for _ in range(150):

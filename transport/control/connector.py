@@ -307,8 +307,9 @@ class Connector:
         record.addresses = record.addresses or readable(outcome.peer.addresses)
         record.link, record.address = "unix" if unix else "tcp", address
         record.providers = tuple(name for name in self._s.endpoints if name in (*attached, stream))
-        reasons = negotiation.reasons()
-        record.reasons = {name: reasons[name] for name in reasons if name not in record.providers}
+        plain = {stream} if stream == "tcp" else set[str]()  # its stream is all that it has
+        reasons = negotiation.reasons().items()
+        record.reasons = {name: why for name, why in reasons if name not in {*attached, *plain}}
         provider = _SHM if stream == "shm" else _TCP
         try:
             depth = outcome.peer.notify_depth

@@ -99,7 +99,7 @@ class PeerRecord:
         self.link = ""  # "unix", "tcp" or "self" once it is up
         self.address = ""  # the one that was connected to; "" for an inbound connection
         self.providers: tuple[str, ...] = ()  # attached, the stream's included
-        self.reasons: dict[str, str] = {}  # why the other ones are not
+        self.reasons: dict[str, str] = {}  # why others are not; of shm, why only its stream is
         self.error: TransportError | None = None
         self.ready: concurrent.futures.Future[PeerRecord] = concurrent.futures.Future()
         self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for the others

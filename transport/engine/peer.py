@@ -1,6 +1,6 @@
 """One life of another engine, as this one sees it.
 
-May import control, memory, ffi, types and errors.
+May import control, memory, providers, ffi, types and errors.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from transport.control.records import State
 from transport.errors import InvalidUse, Status
 from transport.ffi import ffi, lib, text
 from transport.ffi.handle import unpicklable
+from transport.providers import registry
 from transport.types import Access
 
 if TYPE_CHECKING:
@@ -143,14 +144,23 @@ class Peer:
         record = self._record
         with self._core:  # refuses in a forked child
             pass
-        unused = {**self._core.unused, **record.reasons}
-        lines = [f"{name}: not used: {why}" for name, why in unused.items()]
+        unused = {**self._left_out(), **self._core.unused, **record.reasons}
+        lines = [
+            f"{name}: {'only its stream' if name in record.providers else 'not used'}: {why}"
+            for name, why in unused.items()
+        ]
         if remote is None:
             attached = [f"{name}: attached" for name in self.providers]
             return [*attached, *self._explain_remote(None), *lines]
         if remote.incarnation != record.incarnation:
             raise InvalidUse("explain() wants a remote region of this very peer")
         return [*self._explain_remote(remote), *lines]
+
+    def _left_out(self) -> dict[str, str]:
+        """The built-in providers that this engine was told to do without."""
+        wanted = self._core.paths.identifiers
+        why = "providers= or TRANSPORT_PROVIDERS of this engine leaves it out"
+        return {name: why for name in registry.BUILT_IN if name not in wanted}
 
     def lookup(self, name: str, timeout: float | None = None) -> RemoteRegion:
         """The remote region that the peer published under a name; waits until there is one.

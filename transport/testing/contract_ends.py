@@ -73,6 +73,7 @@ class EndRules:
     def test_a_peer_that_returns_is_used_again(
         self, own: Engine, fresh: Callable[..., FarSide]
     ) -> None:
+        """F1"""
         for seed in range(3):
             far = fresh()
             remote = far.make("x", 100_000, seed=seed)
@@ -90,6 +91,7 @@ class EndRules:
             next(p for p in own.peers if p.incarnation == far.incarnation).close()
 
     def test_the_tensor_may_be_dropped_after_submit(self, near: Engine, far: FarSide) -> None:
+        """G4, G6"""
         nbytes = 4 << 20
         remote = far.make("x", nbytes)
         transfers = [near.write(pattern(seed, nbytes), remote) for seed in range(8)]
@@ -102,6 +104,7 @@ class EndRules:
         del noise
 
     def test_the_transfer_may_be_dropped_after_submit(self, near: Engine, far: FarSide) -> None:
+        """G2"""
         nbytes = 4 << 20
         remote = far.make("x", nbytes)
         for seed in range(8):
@@ -129,6 +132,7 @@ class EndRules:
     def test_a_region_can_be_closed_while_it_is_used(
         self, own: Engine, fresh: Callable[..., FarSide]
     ) -> None:
+        """G1: deferred or refused; nothing lands in what was given back."""
         far = fresh()
         nbytes = 16 << 20
         remote = far.make("x", nbytes)

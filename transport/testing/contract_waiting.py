@@ -170,6 +170,7 @@ class WaitingRules:
         assert transfer.status == "cancelled"
 
     def test_threads(self, near: Engine, far: FarSide) -> None:
+        """H4"""
         remote = far.make("x", 8 * 100_000, seed=5)
         expected = pattern(5, 8 * 100_000)
 

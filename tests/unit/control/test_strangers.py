@@ -44,6 +44,7 @@ def everything(sock):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_foreign_protocol_is_dropped_silently_and_logged_once(plane, caplog, index):
+    """F9, H11"""
     one = plane(listen="127.0.0.1:0")
     for _ in range(3):
         sock = call(one, index)
