@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _INSTALL = 900.0  # seconds
 _COMPILE = 60.0
+_WORDS = 120  # characters of a command that failed
 
 
 class Missing(Exception):
@@ -45,9 +46,10 @@ def make(folder: Path, packages: Sequence[str], unbundled: bool = False) -> Path
     wanted = "\n".join(packages)
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         return python
-    _do([sys.executable, "-m", "venv", "--clear", str(folder)], _INSTALL)
-    options = ["--quiet", "--disable-pip-version-check", *(["--no-deps"] if unbundled else [])]
-    _do([str(python), "-m", "pip", "install", *options, *packages], _INSTALL)
+    _do([sys.executable, "-m", "venv", "--clear", "--without-pip", str(folder)], _INSTALL)
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    options = ["--quiet", *(["--no-deps"] if unbundled else [])]
+    _do([*pip, "install", *options, *packages], _INSTALL)
     stamp.write_text(wanted)
     return python
 
@@ -68,13 +70,14 @@ def ucx_library(environment: Path) -> Path:
 
 
 def _do(words: Sequence[str], seconds: float) -> None:
+    what = " ".join(words)[:_WORDS]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=seconds)
     except OSError as error:
         raise Missing(f"{words[0]}: {error.strerror}") from error
     except subprocess.TimeoutExpired:
-        raise Missing(f"{' '.join(words[:4])} ... took over {seconds:g} s") from None
+        raise Missing(f"`{what}` took over {seconds:g} s") from None
     if done.returncode:
         said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
         last = next((line for line in said if "error" in line.lower()), said[-1] if said else "")
-        raise Missing(f"{' '.join(words[:4])} ...: {last.strip()}")
+        raise Missing(f"`{what}`: {last.strip()}")

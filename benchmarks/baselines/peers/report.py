@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.baselines.peers.ways import WAYS, Way
@@ -29,7 +29,7 @@ class Row:
     bytes: int
     batch: int
     asked_batch: int
-    rounds: int = 0
+    rounds: tuple[float, ...] = ()  # the median of each, in us: how much the machine moved
     submissions: int = 0
     verified: bool = False
     median_us: float | None = None
@@ -53,7 +53,7 @@ def row(found: Found) -> Row:
     return Row(
         found.way,
         **facts,
-        rounds=len(found.rounds),
+        rounds=tuple(statistics.median(turn) / 1e3 for turn in found.rounds),
         submissions=len(times),
         verified=found.verified,
         median_us=median / 1e3,
@@ -105,13 +105,17 @@ class Rows:
 # ----------------------------------------------------------------------------------------- targets
 @dataclass(frozen=True)
 class Target:
-    """`found` None: not measured, and `behind` says what is missing."""
+    """`found` None: not measured, and `behind` says what is missing.
+
+    `quiet` is the same ratio of the first quartiles: how it was while the machine was left alone.
+    """
 
     name: str
     asked: str
     found: float | None
     met: bool | None
     behind: str
+    quiet: float | None = None
     ratios: dict[str, float] = field(default_factory=dict)
     lacking: tuple[str, ...] = ()  # peers that may be the best one and have no figure
 
@@ -156,14 +160,38 @@ def _python(op: str) -> Callable[[Way], bool]:
 def _time(name: str, rows: Rows, most: float, peer: str, case: tuple[int, int]) -> Target:
     """Our time to pool memory as a share of a peer's."""
     asked, names = f"<= {most:g}", ("ours write pool", peer)
-    times = [rows.us(way, *case) for way in names]
-    ours, theirs = times
-    if ours is None or theirs is None:
-        lacking = next(way for way, us in zip(names, times) if us is None)
-        return Target(name, asked, None, None, f"no figure of {lacking}")
-    share = ours / theirs
-    behind = f"{duration(ours)}; {peer} {duration(theirs)}"
-    return Target(name, asked, share, share <= most, behind, {_case_name(*case): share})
+    found = [rows.find(way, *case) for way in names]
+    lacking = [way for way, row in zip(names, found) if row is None or not row.counts]
+    if lacking:
+        return Target(name, asked, None, None, f"no figure of {lacking[0]}")
+    pair = _Pair(*found)
+    share = 1 / pair.ratio
+    return Target(name, asked, share, share <= most, pair.text, 1 / pair.quiet, {pair.label: share})
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A row of ours and one of a peer, of the same case."""
+
+    ours: Any  # Row, both with figures
+    peer: Any
+
+    @property
+    def ratio(self) -> float:
+        return self.peer.median_us / self.ours.median_us
+
+    @property
+    def quiet(self) -> float:
+        return self.peer.quartiles_us[0] / self.ours.quartiles_us[0]
+
+    @property
+    def label(self) -> str:
+        return _case_name(self.ours.bytes, self.ours.batch)
+
+    @property
+    def text(self) -> str:
+        times = duration(self.ours.median_us), duration(self.peer.median_us)
+        return f"{self.label}: {times[0]}; {self.peer.way.name} {times[1]}"
 
 
 def _rates(
@@ -175,25 +203,21 @@ def _rates(
     among: Callable[[Way], bool],
 ) -> Target:
     """Our rate over the fastest peer's, where it is lowest."""
+    asked = f">= {least:g}"
     peers = [way for way in WAYS if way.kind == "peer" and among(way)]
-    ratios: dict[str, float] = {}
-    behind: dict[str, str] = {}
+    pairs: list[_Pair] = []
     lacking: dict[str, None] = {}
     for case in cases:
-        mine = rows.find(ours, *case)
-        best = rows.fastest(*case, lambda way: way in peers)
-        if mine is None or not mine.counts or best is None:
-            continue
-        lacking |= {way.library: None for way in peers if rows.us(way.name, *case) is None}
-        label, us, theirs = _case_name(mine.bytes, mine.batch), mine.median_us, best.median_us
-        ratios[label] = (theirs or 0.0) / (us or 1.0)
-        behind[label] = f"{label}: {duration(us)}; {best.way.name} {duration(theirs)}"
-    if not ratios:
-        return Target(name, f">= {least:g}", None, None, f"no figures of {ours} and a peer")
-    worst = min(ratios, key=ratios.__getitem__)
-    met = ratios[worst] >= least
-    asked = f">= {least:g}"
-    return Target(name, asked, ratios[worst], met, behind[worst], ratios, tuple(lacking))
+        mine, best = rows.find(ours, *case), rows.fastest(*case, lambda way: way in peers)
+        if mine is not None and mine.counts and best is not None:
+            pairs.append(_Pair(mine, best))
+            lacking |= {way.library: None for way in peers if rows.us(way.name, *case) is None}
+    if not pairs:
+        return Target(name, asked, None, None, f"no figures of {ours} and a peer")
+    worst = min(pairs, key=lambda pair: pair.ratio)
+    ratios = {pair.label: pair.ratio for pair in pairs}
+    met = worst.ratio >= least
+    return Target(name, asked, worst.ratio, met, worst.text, worst.quiet, ratios, tuple(lacking))
 
 
 def _case_name(size: int, batch: int) -> str:
@@ -206,12 +230,8 @@ def to_json(rows: Rows, facts: dict[str, Any]) -> dict[str, Any]:
         "schema": SCHEMA,
         **facts,
         "rows": [_row_json(row, rows) for row in rows],
-        "targets": [
-            {"name": it.name, "asked": it.asked, "found": it.found, "verdict": it.verdict,
-             "behind": it.behind, "ratios": it.ratios}
-            for it in targets(rows)
-        ],
-    }  # fmt: skip
+        "targets": [{**asdict(it), "verdict": it.verdict} for it in targets(rows)],
+    }
 
 
 def _row_json(row: Row, rows: Rows) -> dict[str, Any]:
@@ -219,7 +239,7 @@ def _row_json(row: Row, rows: Rows) -> dict[str, Any]:
     return {
         "way": way.name, "library": way.library, "kind": way.kind, "op": way.op,
         "bytes": row.bytes, "batch": row.batch, "asked_batch": row.asked_batch,
-        "rounds": row.rounds, "submissions": row.submissions, "verified": row.verified,
+        "rounds_us": row.rounds, "submissions": row.submissions, "verified": row.verified,
         "median_us": row.median_us, "quartiles_us": row.quartiles_us, "gb_per_s": row.gb_per_s,
         "rate_of_ours": rate_of_ours(row, rows), "reason": row.reason,
     }  # fmt: skip
@@ -281,8 +301,11 @@ def duration(us: float | None) -> str:
 
 
 def target_table(found: Sequence[Target]) -> str:
-    lines = ["| target | asked for | found | | behind it |", "| --- | --- | --- | --- | --- |"]
+    heads = ["target", "asked for", "found", "first quartiles", "", "the worst", "by size"]
+    lines = [f"| {' | '.join(heads)} |", "|" + " --- |" * len(heads)]
     for it in found:
-        figure = "" if it.found is None else f"{it.found:.2f}"
-        lines.append(f"| {it.name} | {it.asked} | {figure} | {it.verdict} | {it.behind} |")
+        figures = ["" if it is None else f"{it:.2f}" for it in (it.found, it.quiet)]
+        sizes = ", ".join(f"{label} {ratio:.2f}" for label, ratio in it.ratios.items())
+        cells = [it.name, it.asked, *figures, it.verdict, it.behind, sizes]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

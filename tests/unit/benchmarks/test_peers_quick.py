@@ -21,8 +21,10 @@ def _run(*arguments):
 
 
 @pytest.mark.slow
-def test_quick_measures_and_verifies_what_is_here(tmp_path):
-    done = _run("--quick", "--rounds", 2, "--seconds", 0.001, "--out", tmp_path)
+def test_quick_measures_and_verifies_what_is_here_and_says_what_is_not(tmp_path):
+    assert not importlib.util.find_spec("nixl_cu12"), "NIXL belongs under build/peers"
+    peers = ("--peers", "gloo,nixl")
+    done = _run("--quick", *peers, "--rounds", 2, "--seconds", 0.001, "--out", tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "peers.json").read_text())
     assert found["schema"] == 1
@@ -37,20 +39,10 @@ def test_quick_measures_and_verifies_what_is_here(tmp_path):
         (size, batch) for size in (4096, 65536) for batch in (1, 16)
     }
     assert set(found["versions"]) == expected
+    assert found["absent"]["nixl"] == "nixl-cu12==1.5.1 is not installed in this environment"
+    assert "- NIXL read: nixl-cu12==1.5.1 is not installed" in done.stdout
     assert "| ours write pool |" in done.stdout
     assert "not measured" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_peer_that_is_not_here_is_a_row_with_its_reason(tmp_path):
-    if importlib.util.find_spec("nixl_cu12"):
-        pytest.fail("the project's environment has no NIXL: it belongs under build/peers")
-    arguments = ("--sizes", "4KiB", "--rounds", 1, "--seconds", 0.001, "--out", tmp_path)
-    done = _run("--quick", "--peers", "nixl", *arguments)
-    assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "peers.json").read_text())
-    assert found["absent"] == {"nixl": "nixl-cu12==1.5.1 is not installed in this environment"}
-    assert "- NIXL read: nixl-cu12==1.5.1 is not installed" in done.stdout
 
 
 @pytest.mark.parametrize(
