@@ -24,7 +24,7 @@ from transport.providers.verbs import rails
 from transport.providers.verbs.provider import _checked, _encode, _Offer
 from transport.types import Access, Offer
 
-RAIL = rails.RailFacts(0, "mlx5_0:1", bytes(range(16)), 64, 0, True, 2, 4096, 12.5, 0, 16, 16)
+RAIL = rails.RailFacts(0, "mlx5_0:1", bytes(range(16)), 64, 0, True, 2, 4096, 12.5, 0, 16, 16, True)
 IDENTITY = messages.Identity(b"i" * 16, "trainer-0", 7, 64, ("unix:@a", "10.0.0.1:5000"))
 OFFERS = (messages.ProviderOffer("shm", b"token", 2),)
 OWNER = Owner.make(
