@@ -11,6 +11,7 @@ struct tn_engine_options {
     uint32_t order[...];
     uint32_t providers;
     uint32_t huge_pages;
+    uint64_t stream_buffer;
     ...;
 };
 int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **out);
@@ -22,6 +23,7 @@ enum tn_event_kind {
     TN_EVENT_PEER_DOWN = ...,
     TN_EVENT_RETIRED = ...,
     TN_EVENT_PROVIDER = ...,
+    TN_EVENT_WIDEN = ...,
 };
 struct tn_event {
     uint32_t kind;
@@ -38,6 +40,8 @@ int tn_peer_open(struct tn_engine *engine, const uint8_t *incarnation, uint64_t 
                  struct tn_peer **out);
 int tn_peer_open_self(struct tn_engine *engine, uint64_t cookie, struct tn_peer **out);
 int tn_peer_up(struct tn_peer *peer, int fd, uint32_t as_provider, uint32_t peer_notify_depth);
+int tn_peer_streams(struct tn_peer *peer, uint32_t streams, uint32_t opens);
+int tn_peer_join(struct tn_peer *peer, int fd);
 void tn_peer_down(struct tn_peer *peer, int status, const char *text);
 int tn_peer_state(struct tn_peer *peer);
 int tn_peer_send(struct tn_peer *peer, const void *bytes, size_t length);

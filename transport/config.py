@@ -106,6 +106,18 @@ class Settings:
     providers: tuple[str, ...] = _setting(
         ("shm", "verbs", "tcp"), kinds.NAMES, "ways to move bytes, most wanted first"
     )
+    tcp_streams: int = _setting(
+        4,
+        kinds.count(1, 16),
+        "TCP sockets for each peer, the others opened once a large transfer needs them; both ends "
+        "use the lesser",
+    )
+    tcp_buffer: int = _setting(
+        0,
+        kinds.size(0, 1 << 30),
+        "buffer of each TCP socket, each way, as far as net.core.wmem_max and rmem_max allow; 0 "
+        "leaves it to the kernel, which sizes it by the path",
+    )
     verbs_lib: str | None = _setting(None, kinds.TEXT, "libibverbs to load instead of the system's")
     verbs_devices: tuple[str, ...] = _setting(
         (),

@@ -28,6 +28,7 @@ static void init_host(struct tn_engine *engine)
     engine->host.chunk_bytes = engine->options.chunk_bytes;
     engine->host.liveness_ns = engine->options.liveness_ns;
     engine->host.stream_window = engine->options.stream_window;
+    engine->host.stream_buffer = engine->options.stream_buffer;
     engine->host.ended = tn_settle_ended;
     engine->host.quiet = tn_settle_quiet;
     engine->host.peer_down = tn_peer_fail;
@@ -41,6 +42,7 @@ static void init_host(struct tn_engine *engine)
     engine->host.tick_soon = tn_links_tick_soon;
     engine->host.rechoose = tn_settle_rechoose;
     engine->host.provider_changed = tn_events_provider;
+    engine->host.widen = tn_events_widen;
 }
 
 static int check_options(const struct tn_engine_options *options)

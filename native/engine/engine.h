@@ -106,6 +106,8 @@ struct tn_peer {
     struct tn_attachment links[TN_MAX_LINKS]; /* fixed once the peer is up */
     uint32_t n_links;
     struct tn_link *stream;
+    uint32_t streams; /* beside it, and itself; 0 counts as 1 */
+    bool opens_streams;
     struct tn_list waiting; /* transfers from before the peer was up */
 
     /* Guarded by settle_lock: our right to send notifications. */
@@ -212,6 +214,7 @@ void tn_events_control(struct tn_host *host, struct tn_peer *peer, const void *b
                        size_t length);
 void tn_events_peer_down(struct tn_peer *peer, int status, const char *text);
 void tn_events_provider(struct tn_host *host, uint32_t provider, const char *text);
+void tn_events_widen(struct tn_host *host, struct tn_peer *peer, uint32_t count);
 void tn_events_retired(struct tn_engine *engine, struct tn_transfer *transfer);
 
 /* notify.c */

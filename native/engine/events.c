@@ -93,6 +93,16 @@ void tn_events_provider(struct tn_host *host, uint32_t provider, const char *tex
     publish((struct tn_engine *)host, event);
 }
 
+void tn_events_widen(struct tn_host *host, struct tn_peer *peer, uint32_t count)
+{
+    struct event_node *event = calloc(1, sizeof(*event));
+    if (!event)
+        return; /* one stream has to do */
+    event->event =
+        (struct tn_event){.kind = TN_EVENT_WIDEN, .cookie = peer->cookie, .status = (int32_t)count};
+    publish((struct tn_engine *)host, event);
+}
+
 /* The list takes over a reference to the transfer. */
 void tn_events_retired(struct tn_engine *engine, struct tn_transfer *transfer)
 {

@@ -1,4 +1,6 @@
 /* What links have beside transfers: messages to their counterparts, and moments of their own. */
+#include <unistd.h>
+
 #include "engine/engine.h"
 
 int tn_links_send(struct tn_host *host, struct tn_peer *peer, uint32_t provider, const void *bytes,
@@ -106,6 +108,30 @@ uint64_t tn_links_tick(struct tn_engine *engine, uint64_t now)
             tick(peer, now);
     }
     return atomic_load(&engine->link_tick);
+}
+
+int tn_peer_streams(struct tn_peer *peer, uint32_t streams, uint32_t opens)
+{
+    if (!streams || streams > TN_MAX_STREAMS)
+        return tn_fail(TN_INVALID, "%u streams to a peer (1 to %d)", streams, TN_MAX_STREAMS);
+    pthread_mutex_lock(&peer->lock);
+    bool early = atomic_load(&peer->state) == TN_PENDING;
+    if (early) {
+        peer->streams = streams;
+        peer->opens_streams = opens != 0;
+    }
+    pthread_mutex_unlock(&peer->lock);
+    return early ? TN_OK : tn_fail(TN_INVALID, "streams are agreed on before the peer is up");
+}
+
+int tn_peer_join(struct tn_peer *peer, int fd)
+{
+    int state = atomic_load(&peer->state);
+    if (state == TN_OK && peer->stream)
+        return tn_link_join(peer->stream, fd);
+    close(fd);
+    return state < 0 ? tn_fail(state, "%s", peer->text)
+                     : tn_fail(TN_INVALID, "the peer has no stream that another could join");
 }
 
 int tn_peer_lanes(struct tn_peer *peer, struct tn_lane_stats *lanes, uint32_t capacity)

@@ -141,7 +141,8 @@ static int come_up(struct tn_peer *peer, struct tn_link *stream, uint32_t notify
 int tn_peer_up(struct tn_peer *peer, int fd, uint32_t as_provider, uint32_t peer_notify_depth)
 {
     struct tn_engine *engine = peer->engine;
-    struct tn_link_options options = {.segments = engine->segments};
+    struct tn_link_options options = {
+        .segments = engine->segments, .streams = peer->streams, .opens = peer->opens_streams};
     if (atomic_load(&peer->state) != TN_PENDING) {
         close(fd);
         return tn_fail(TN_INVALID, "the peer is not connecting any more");

@@ -16,6 +16,7 @@
 #define TN_MAX_RAILS 8
 #define TN_MAX_NOTIFY 1024       /* largest payload of one notification */
 #define TN_MAX_LINK_MESSAGE 4096 /* largest message between two links of one provider */
+#define TN_MAX_STREAMS 16        /* TCP sockets to one peer */
 #define TN_MAX_CONTROL (1 << 18) /* largest control message between two engines */
 #define TN_TEXT_BYTES 256        /* error texts that leave with a struct are cut to this */
 #define TN_NO_SEGMENT UINT32_MAX
@@ -110,6 +111,7 @@ struct tn_engine_options {
     uint32_t order[TN_MAX_PROVIDERS]; /* provider ids, most wanted first */
     uint32_t providers;               /* how many of order[] are set */
     uint32_t huge_pages;              /* enum tn_huge_pages, of segments */
+    uint64_t stream_buffer;           /* of a TCP socket, each way; 0: as the kernel sizes it */
 };
 
 int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **out);
@@ -124,6 +126,7 @@ enum tn_event_kind {
     TN_EVENT_PEER_DOWN = 2, /* status and text say why */
     TN_EVENT_RETIRED = 3, /* an abandoned transfer is quiet: its memory may go; cookie says which */
     TN_EVENT_PROVIDER = 4, /* something about a provider (cookie: its id) has changed; text says */
+    TN_EVENT_WIDEN = 5,    /* `status` more streams to the peer are wanted: see tn_peer_join */
 };
 struct tn_event {
     uint32_t kind;
@@ -252,6 +255,12 @@ int tn_peer_open_self(struct tn_engine *engine, uint64_t cookie, struct tn_peer 
  * last resort), or TN_PROVIDER_TCP where this engine has no shm; `peer_notify_depth` is what the
  * peer's engine was opened with. */
 int tn_peer_up(struct tn_peer *peer, int fd, uint32_t as_provider, uint32_t peer_notify_depth);
+/* Before tn_peer_up: how many TCP sockets the two engines may have between them (1 to
+ * TN_MAX_STREAMS, the same on both sides), and whether this side opens those beside the first. It
+ * is asked to by TN_EVENT_WIDEN, at most once, when one does not suffice. */
+int tn_peer_streams(struct tn_peer *peer, uint32_t streams, uint32_t opens);
+/* Once it is up: one more of them, authenticated (owned by C from here, also on failure). */
+int tn_peer_join(struct tn_peer *peer, int fd);
 /* Ends the connection or the attempt: everything in flight fails with `status` (TN_PEER_LOST,
  * TN_PEER_REFUSED, ...). */
 void tn_peer_down(struct tn_peer *peer, int status, const char *text);

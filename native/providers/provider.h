@@ -37,6 +37,7 @@ struct tn_host {
     uint64_t chunk_bytes;
     uint64_t liveness_ns;
     uint32_t stream_window;
+    uint64_t stream_buffer; /* of a TCP socket, each way; 0: as the kernel sizes it */
 
     /* Called by transfer.c only: the transfer's status became final / it became quiet (exactly once
      * each). */
@@ -84,6 +85,8 @@ struct tn_host {
      * the same link again. The transfer is not quiet meanwhile. */
     void (*rechoose)(struct tn_host *host, struct tn_transfer *transfer, int status,
                      const char *text);
+    /* So many more streams to the peer are wanted: the control plane opens them (tn_peer_join). */
+    void (*widen)(struct tn_host *host, struct tn_peer *peer, uint32_t count);
     /* Tells the control plane that something about a provider has changed. */
     void (*provider_changed)(struct tn_host *host, uint32_t provider, const char *text);
 };

@@ -160,6 +160,16 @@ static void on_linked(struct tn_host *host, struct tn_peer *peer, uint64_t provi
     pthread_mutex_unlock(&fake->lock);
 }
 
+static void on_widen(struct tn_host *host, struct tn_peer *peer, uint32_t count)
+{
+    struct fake_host *fake = fake_of(host);
+    (void)peer;
+    CHECK(count);
+    pthread_mutex_lock(&fake->lock);
+    fake->widened++;
+    pthread_mutex_unlock(&fake->lock);
+}
+
 void fake_host_open(struct fake_host *fake, const struct fake_options *options)
 {
     memset(fake, 0, sizeof(*fake));
@@ -169,6 +179,7 @@ void fake_host_open(struct fake_host *fake, const struct fake_options *options)
         .liveness_ns =
             options && options->liveness_ns ? options->liveness_ns : UINT64_C(10000000000),
         .stream_window = options && options->window ? options->window : 64,
+        .stream_buffer = options ? options->buffer : 0,
         .ended = on_ended,
         .quiet = on_quiet,
         .work = on_work,
@@ -183,6 +194,7 @@ void fake_host_open(struct fake_host *fake, const struct fake_options *options)
         .segment = on_segment,
         .want_segment = on_want_segment,
         .linked = on_linked,
+        .widen = on_widen,
     };
     CHECK(tn_regions_open(1024, &fake->host.regions) == TN_OK);
     CHECK(tn_segments_open(&fake->segments) == TN_OK);
@@ -194,7 +206,13 @@ void fake_host_open(struct fake_host *fake, const struct fake_options *options)
 
 void fake_host_link(struct fake_host *fake, int fd)
 {
-    struct tn_link_options options = {.segments = fake->segments};
+    fake_host_link_streams(fake, fd, 1, false);
+}
+
+void fake_host_link_streams(struct fake_host *fake, int fd, uint32_t streams, bool opens)
+{
+    struct tn_link_options options = {
+        .segments = fake->segments, .streams = streams, .opens = opens};
     CHECK(tn_link_open(&fake->host, (struct tn_peer *)fake, fd, &options, &fake->link) == TN_OK);
     CHECK(tn_link_begin(fake->link) == TN_OK);
 }
@@ -293,8 +311,16 @@ void fake_pair(struct fake_host *a, struct fake_host *b, bool is_unix,
     fake_sockets(is_unix, fds);
     fake_host_open(a, options);
     fake_host_open(b, options);
-    fake_host_link(a, fds[0]);
-    fake_host_link(b, fds[1]);
+    uint32_t streams = options && options->streams ? options->streams : 1;
+    fake_host_link_streams(a, fds[0], streams, true);
+    fake_host_link_streams(b, fds[1], streams, false);
+}
+
+void fake_join(struct fake_host *a, struct fake_host *b, int fds[2])
+{
+    fake_sockets(false, fds);
+    CHECK(tn_link_join(a->link, fds[0]) == TN_OK);
+    CHECK(tn_link_join(b->link, fds[1]) == TN_OK);
 }
 
 void fake_pair_close(struct fake_host *a, struct fake_host *b)
@@ -331,6 +357,8 @@ struct tn_transfer *fake_transfer(struct fake_host *fake, uint32_t op,
     transfer->n_ranges = n_ranges;
     transfer->remotes = copy_of(remotes, n_remotes * sizeof(*remotes));
     transfer->ranges = copy_of(ranges, n_ranges * sizeof(*ranges));
+    for (uint64_t i = 0; i < n_ranges; i++)
+        transfer->bytes += ranges[i].length * ranges[i].rows;
     if (notify) {
         transfer->notify_length = (uint32_t)strlen(notify);
         transfer->notify = copy_of(notify, transfer->notify_length);

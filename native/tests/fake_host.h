@@ -43,15 +43,17 @@ struct fake_host {
     int segment_fd[FAKE_SEGMENTS];
     uint32_t segment_number[FAKE_SEGMENTS];
     int ended, quiet;
+    int widened; /* more streams were asked for */
 };
 
 struct fake_options {
-    uint64_t chunk_bytes, inline_bytes, liveness_ns;
-    uint32_t window;
+    uint64_t chunk_bytes, inline_bytes, liveness_ns, buffer;
+    uint32_t window, streams;
 };
 
 void fake_host_open(struct fake_host *fake, const struct fake_options *options);
 void fake_host_link(struct fake_host *fake, int fd);
+void fake_host_link_streams(struct fake_host *fake, int fd, uint32_t streams, bool opens);
 void fake_host_turn(struct fake_host *fake, int timeout_ms); /* one epoll_wait and what follows */
 void fake_host_start(
     struct fake_host *fake); /* turns in a thread of its own until fake_host_stop */
@@ -61,7 +63,9 @@ void fake_host_close(struct fake_host *fake);
 
 /* A connected pair: SOCK_STREAM over a unix socketpair or over loopback TCP. */
 void fake_sockets(bool is_unix, int fds[2]);
-/* Two hosts with a link between them. */
+/* One more stream between the two; the descriptors are theirs. */
+void fake_join(struct fake_host *a, struct fake_host *b, int fds[2]);
+/* Two hosts with a link between them, of which the first opens further streams. */
 void fake_pair(struct fake_host *a, struct fake_host *b, bool is_unix,
                const struct fake_options *options);
 void fake_pair_close(struct fake_host *a, struct fake_host *b);

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from capabilities import require
 
-from transport.errors import RemoteAccessError, StaleRegion
+from transport.config import Settings
+from transport.errors import PeerLost, RemoteAccessError, StaleRegion
 from transport.testing.contract import Contract, Way
 from transport.testing.contract_data import WAIT
 from transport.testing.contract_refusals import forged
@@ -64,6 +65,109 @@ class TestTcp(Contract):
             transfer.wait(WAIT)
         assert far.content("x") == pattern(0, 100).tobytes()
         near.read(remote, bytearray(100)).wait(WAIT)
+
+
+def _streams(engine):
+    return [line for peer in engine.peers for line in peer.explain() if "streams" in line]
+
+
+def _until(condition):
+    end = time.monotonic() + WAIT
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.005)
+    assert condition()
+
+
+class TestStreams:
+    """Large transfers are spread over several sockets, whichever side begins them."""
+
+    way = TestTcp.way
+    fresh, own = TestTcp.fresh, TestTcp.own
+
+    @pytest.mark.parametrize("far_begins", [False, True], ids=["near", "far"])
+    def test_they_open_when_a_large_transfer_needs_them(self, own, fresh, far_begins):
+        far = fresh()
+        remote = far.make("x", 32 << 20)
+        here = bytearray(32 << 20)
+        own.read(remote[:4096], bytearray(4096)).wait(WAIT)
+        assert _streams(own) == ["1 of 4 TCP streams are open"]
+        with own.register(here) as region:
+            for _ in range(2):
+                if far_begins:
+                    far.call("read", region.remote(), "x", WAIT)
+                else:
+                    own.read(remote, here).wait(WAIT)
+        _until(lambda: _streams(own) == ["4 of 4 TCP streams are open"])
+        here[:] = bytes(len(here))
+        own.read(remote, here).wait(WAIT)
+        assert here == far.content("x")
+        own.write(pattern(7, len(here)), remote).wait(WAIT)
+        assert far.content("x") == pattern(7, len(here)).tobytes()
+
+    @pytest.mark.parametrize("streams", [1, 2])
+    def test_the_lesser_number_counts(self, own, fresh, streams):
+        far = fresh(settings=Settings(tcp_streams=streams))
+        remote, into = far.make("x", 32 << 20), bytearray(32 << 20)
+        for _ in range(3):
+            own.read(remote, into).wait(WAIT)
+        assert into == far.content("x")
+        if streams == 1:
+            assert _streams(own) == []
+        else:
+            _until(lambda: _streams(own) == ["2 of 2 TCP streams are open"])
+
+    def test_a_killed_peer_ends_what_all_of_them_carry(self, own, fresh):
+        far = fresh()
+        remote, into = far.make("x", 64 << 20), bytearray(64 << 20)
+        _until(lambda: own.read(remote, into).wait(WAIT) and "4 of 4" in _streams(own)[0])
+        os.kill(far.pid, signal.SIGSTOP)
+        transfer = own.read(remote, into)
+        os.kill(far.pid, signal.SIGKILL)
+        with pytest.raises(PeerLost):
+            transfer.wait(WAIT)
+        assert transfer.quiet
+
+
+class TestSharing:
+    """No peer starves or stops another one."""
+
+    way = TestTcp.way
+    fresh, own = TestTcp.fresh, TestTcp.own
+
+    def test_a_large_transfer_lets_small_ones_to_another_peer_through(self, own, fresh):
+        large, small = fresh(), fresh()
+        source, page = large.make("x", 256 << 20), small.make("x", 4096)
+        into, buffer = bytearray(256 << 20), bytearray(4096)
+        own.read(source[:1], bytearray(1)).wait(WAIT)
+        own.read(page, buffer).wait(WAIT)
+        between = []
+        for _ in range(3):
+            transfer = own.read(source, into)
+            between.append(0)
+            while not transfer.done:
+                own.read(page, buffer).wait(WAIT)
+                between[-1] += 1
+            transfer.wait(WAIT)
+        assert max(between) >= 10, between
+        assert buffer == small.content("x")
+
+    def test_a_stopped_peer_delays_nobody(self, own, fresh):
+        stopped, well = fresh(), fresh()
+        there, page = stopped.make("x", 64 << 20), well.make("x", 16 << 20)
+        into = bytearray(16 << 20)
+        _until(lambda: own.read(there, bytearray(64 << 20)).wait(WAIT) and _streams(own))
+        own.read(page, into).wait(WAIT)
+        os.kill(stopped.pid, signal.SIGSTOP)
+        try:
+            stuck = [own.write(bytes(64 << 20), there), own.read(there, bytearray(64 << 20))]
+            for _ in range(20):
+                own.read(page, into).wait(WAIT)
+                own.write(into, page).wait(WAIT)
+            assert not any(transfer.done for transfer in stuck)
+        finally:
+            os.kill(stopped.pid, signal.SIGCONT)
+        for transfer in stuck:
+            transfer.wait(WAIT)
 
 
 class TestIpv6:

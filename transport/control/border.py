@@ -15,7 +15,7 @@ from transport.ffi import NativePeer, check, ffi, lib, text
 if TYPE_CHECKING:
     from transport.ffi import NativeEngine
 
-CONTROL, PEER_DOWN, RETIRED, PROVIDER = 1, 2, 3, 4  # enum tn_event_kind
+CONTROL, PEER_DOWN, RETIRED, PROVIDER, WIDEN = 1, 2, 3, 4, 5  # enum tn_event_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,9 @@ class Border:
 
     def up(self, peer: NativePeer, fd: int, provider: int, notify_depth: int) -> None:
         check(lib.tn_peer_up(peer.pointer, fd, provider, notify_depth))
+
+    def join(self, peer: NativePeer, fd: int) -> None:
+        check(lib.tn_peer_join(peer.pointer, fd))
 
     def down(self, peer: NativePeer, status: int, text: str) -> None:
         lib.tn_peer_down(peer.pointer, status, text.encode("utf-8", "replace"))

@@ -11,14 +11,15 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transport.control import handshake, messages
+from transport.control import handshake, messages, streams
 from transport.control.address import in_order, parse
 from transport.control.arbiter import Situation, Verdict, judge
 from transport.control.doors import dial
-from transport.control.handshake import Oneself, Refused, Stale
+from transport.control.handshake import Joins, Oneself, Refused, Stale
 from transport.control.negotiation import Negotiation
 from transport.control.patience import within
 from transport.control.records import Contact, Inbound, PeerRecord, State, status_of
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from transport.control.guests import Guest
     from transport.control.handshake import Outcome, Party
     from transport.control.records import Table
+    from transport.control.streams import LinkKey
     from transport.providers.base import Endpoint
     from transport.types import LinkFacts
 
@@ -65,6 +67,7 @@ class Connector:
         self._loop = loop
         self._moments = itertools.count(1)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._links: weakref.WeakValueDictionary[bytes, PeerRecord] = weakref.WeakValueDictionary()
         self._own_hellos: set[bytes] = set()  # nonces by which we met ourselves
         self._prefer_unix = "shm" in surroundings.endpoints
         self._closing = False
@@ -226,6 +229,8 @@ class Connector:
                 self._establish(record, guest.channel, negotiation, outcome, "")
         except Oneself as discovery:
             self._remember_own(discovery.nonce)
+        except Joins as joining:
+            await self._admit(guest, joining.join, proven)
         finally:
             negotiation.close()
             for record, inbound in claims:
@@ -287,6 +292,53 @@ class Connector:
             self._own_hellos.clear()  # left over by somebody who replays our hello
         self._own_hellos.add(nonce)
 
+    # ---------------------------------------------------------------------------- further streams
+    def widen(self, record: PeerRecord, count: int) -> None:
+        """Opens so many more sockets of a link that this side has made, one after the other."""
+        if self._closing or record.contact.key is None or not record.address:
+            return
+        task = self._loop.create_task(self._widen(record, record.contact.key, count))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _widen(self, record: PeerRecord, key: LinkKey, count: int) -> None:
+        address = parse(record.address)
+        for number in range(1, count + 1):
+            try:
+                coroutine = self._open_stream(record, address, key, number)
+                await self._bounded(coroutine, address, self._s.connect_timeout)
+            except TransportError as error:
+                if record.state is State.UP:
+                    missing = f"{record.name} has {count - number + 1} streams less than agreed"
+                    logger.warning("%s: %s", missing, _placed(error, address))
+                return
+
+    async def _open_stream(
+        self, record: PeerRecord, address: Address, key: LinkKey, number: int
+    ) -> None:
+        channel = await dial(address)
+        try:
+            await streams.ask(channel, key, number)
+            self._s.border.join(record.native, channel.detach())
+        finally:
+            channel.close()
+
+    async def _admit(self, guest: Guest, join: messages.Join, proven: Callable[[], None]) -> None:
+        record = self._links.get(join.link)
+        up = record is not None and record.state is State.UP
+        key = record.contact.key if record is not None and up else None
+        try:
+            streams.check(join, key, record.contact.last_stream if record is not None else 0)
+        except Refused as refusal:
+            await streams.refuse(guest.channel, refusal)
+            raise
+        assert record is not None
+        assert key is not None
+        proven()
+        record.contact.last_stream = join.number
+        await streams.accept(guest.channel, join, key)
+        self._s.border.join(record.native, guest.channel.detach())
+
     # ----------------------------------------------------------------------------------------- both
     def _establish(
         self,
@@ -320,6 +372,9 @@ class Connector:
                 raise PeerLost(str(error), peer=record.name) from None
             raise
         record.contact.link_at = self.moment()
+        if outcome.key is not None and not unix:
+            record.contact.key = key = streams.LinkKey(outcome.key)
+            self._links[key.name] = record
         self._s.came_up(record)
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from transport.control.channel import Channel
     from transport.control.secret import Secret
 
-_INITIATOR, _ACCEPTOR, _READY = b"initiator", b"acceptor", b"ready"
+_INITIATOR, _ACCEPTOR, _READY, _STREAMS = b"initiator", b"acceptor", b"ready", b"streams"
 _NO_KEY = b"tensor-transport: no secret"
 
 
@@ -64,6 +64,14 @@ class Oneself(Exception):
     def __init__(self, nonce: bytes) -> None:
         super().__init__("both ends have the same incarnation")
         self.nonce = nonce
+
+
+class Joins(Exception):
+    """The socket is one more stream of a link that is up (streams.py), not a new one."""
+
+    def __init__(self, join: m.Join) -> None:
+        super().__init__("a socket that joins a link")
+        self.join = join
 
 
 class Negotiator(Protocol):
@@ -103,11 +111,15 @@ class Party:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished handshake. `link` is False when the initiator only wanted to know who is there."""
+    """A finished handshake. `link` is False when the initiator only wanted to know who is there.
+
+    `key` is from what the keys of further sockets are made; None without a secret.
+    """
 
     peer: m.Identity
     facts: LinkFacts
     link: bool
+    key: bytes | None = field(default=None, repr=False)
 
 
 class _Conversation:
@@ -125,8 +137,22 @@ class _Conversation:
         self._hash.update(data)
         await self.channel.write(before + data, fds)
 
+    def key(self) -> bytes | None:
+        """What only the two ends of this conversation can derive from it."""
+        return self._secret.proof(_STREAMS, self._hash.digest()) if self._secret else None
+
     async def hear(self, expected: type[m.Expected], *, descriptors: bool = False) -> m.Expected:
         body = await self.channel.read_frame(descriptors=descriptors)
+        return self._heard(body, expected)
+
+    async def hear_first(self) -> m.Hello:
+        """Raises Joins."""
+        body = await self.channel.read_frame()
+        if m.is_join(body):
+            raise Joins(self._heard(body, m.Join))
+        return self._heard(body, m.Hello)
+
+    def _heard(self, body: bytes, expected: type[m.Expected]) -> m.Expected:
         message = m.decode_handshake(body, expected)
         if isinstance(message, m.Refuse):
             text = f"the peer refused: {printable(message.text)}"
@@ -185,7 +211,7 @@ async def initiate(
     if challenged is not None:
         challenged(peer, facts)
     await _commit(talk, negotiator, facts)
-    return Outcome(peer, facts, negotiator is not None)
+    return Outcome(peer, facts, negotiator is not None, talk.key())
 
 
 async def _commit(talk: _Conversation, negotiator: Negotiator | None, facts: LinkFacts) -> None:
@@ -205,7 +231,7 @@ async def _commit(talk: _Conversation, negotiator: Negotiator | None, facts: Lin
 async def respond(channel: Channel, party: Party, negotiator: Negotiator, judge: Judge) -> Outcome:
     """The accepting side. `judge` decides, once the initiator is proven, whether it gets a link.
 
-    Raises as initiate does; a refusal of ours has been said by then.
+    Raises as initiate does, or Joins; a refusal of ours has been said by then.
     """
     check_user(channel, party.secret)
     await _check_version(channel)
@@ -242,11 +268,11 @@ async def _respond(
     await talk.prove(_ACCEPTOR, m.Accept(offers, negotiator.reasons()), fds)
     ready = await talk.hear_proven(_READY, m.Ready)
     negotiator.settle(ready.providers, ready.reasons)
-    return Outcome(hello.identity, facts, True)
+    return Outcome(hello.identity, facts, True, talk.key())
 
 
 async def _hello(talk: _Conversation, party: Party) -> m.Hello:
-    hello = await talk.hear(m.Hello)
+    hello = await talk.hear_first()
     # Before the first frame even a refusal needs it: the initiator reads it first.
     challenge = m.Challenge(party.identity, secrets.token_bytes(m.NONCE_BYTES))
     await talk.say(challenge, before=m.PREAMBLE)

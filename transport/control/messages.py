@@ -27,6 +27,8 @@ MAX_FRAME = 1 << 16
 MAX_CONTROL = 1 << 18  # TN_MAX_CONTROL
 MAX_DESCRIPTORS = 16
 NONCE_BYTES = 32
+LINK_BYTES = 16
+MAX_STREAMS = 16  # TN_MAX_STREAMS
 MAX_NAME = 128  # characters
 
 _Incarnation: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
@@ -40,6 +42,8 @@ _Addresses: TypeAlias = Annotated[
 ]
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 16)]
 _Pid: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]
+_Link: TypeAlias = Annotated[bytes, Meta(min_length=LINK_BYTES, max_length=LINK_BYTES)]
+_Stream: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 16)]
 _Id: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
 
@@ -111,7 +115,7 @@ class Ready(Struct, frozen=True, array_like=True):
 
 
 class Refuse(Struct, frozen=True, array_like=True, tag="refuse"):
-    """Acceptor: no. `code` is one of REFUSALS."""
+    """Acceptor: no. `code` is one of those below."""
 
     code: _Key
     text: _Text
@@ -120,8 +124,24 @@ class Refuse(Struct, frozen=True, array_like=True, tag="refuse"):
 DUPLICATE = "duplicate"
 CLOSING = "closing"
 SECRET = "secret"
+UNKNOWN = "unknown"
 
-Handshake: TypeAlias = Hello | Challenge | Proven | Refuse
+
+class Join(Struct, frozen=True, array_like=True, tag="join"):
+    """Instead of a hello: this socket is one more stream of that link."""
+
+    link: _Link
+    number: _Stream
+    proof: _Proof
+
+
+class Joined(Struct, frozen=True, array_like=True, tag="joined"):
+    """It is."""
+
+    proof: _Proof
+
+
+Handshake: TypeAlias = Hello | Challenge | Proven | Refuse | Join | Joined
 
 
 class Ask(Struct, frozen=True, array_like=True, tag="ask"):
@@ -183,12 +203,21 @@ def frame(message: Handshake) -> bytes:
     return LENGTH.pack(len(body)) + body
 
 
-def decode_handshake(body: bytes, expected: type[Expected]) -> Expected | Refuse:
-    """Reads a message of the expected kind or a refusal. Raises PeerRefused for the rest."""
+def _decode(body: bytes) -> Handshake:
     try:
-        message = _decode_handshake(body)
+        return _decode_handshake(body)
     except UNDECODABLE:
         raise PeerRefused(f"{_BROKE}: undecodable message") from None
+
+
+def is_join(body: bytes) -> bool:
+    """Whether the first message is that of a further stream. Raises PeerRefused for no message."""
+    return isinstance(_decode(body), Join)
+
+
+def decode_handshake(body: bytes, expected: type[Expected]) -> Expected | Refuse:
+    """Reads a message of the expected kind or a refusal. Raises PeerRefused for the rest."""
+    message = _decode(body)
     if isinstance(message, (expected, Refuse)):
         return message
     said, wanted = type(message).__name__.lower(), expected.__name__.lower()

@@ -352,6 +352,8 @@ class ControlPlane:
             return
         if event.kind == border_events.PEER_DOWN:
             self._lose(record, event.status, event.text)
+        elif event.kind == border_events.WIDEN:
+            self._connector.widen(record, event.status)
         elif event.kind == border_events.CONTROL:
             try:
                 self._calls.received(record, event.data)

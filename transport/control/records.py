@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from transport.control.address import Address
     from transport.control.border import Border
+    from transport.control.streams import LinkKey
     from transport.ffi import NativePeer
 
 
@@ -60,6 +61,8 @@ class Contact:
         self.challenged = False
         self.inbound: Inbound | None = None
         self.link_at: int | None = None
+        self.key: LinkKey | None = None  # of the link that is up, if it can have more streams
+        self.last_stream = 0  # the number of the latest socket that joined it
         self.changed = asyncio.Event()
 
 

@@ -20,6 +20,7 @@ static const struct rule {
     [TN_FRAME_SEGMENT_FD] = {.known = true, .answers = true},
     [TN_FRAME_BYE] = {.known = true},
     [TN_FRAME_LINK] = {.known = true, .at_least = 1, .at_most = TN_MAX_LINK_MESSAGE},
+    [TN_FRAME_WIDEN] = {.known = true},
 };
 
 static bool status_allowed(const struct tn_header *header)

@@ -31,6 +31,7 @@ enum tn_frame_type {
     TN_FRAME_SEGMENT_FD,  /* answers SEGMENT: status; one descriptor comes along if it is TN_OK */
     TN_FRAME_BYE,         /* this end closes on purpose */
     TN_FRAME_LINK,        /* region: the provider whose links talk; `length` bytes follow */
+    TN_FRAME_WIDEN,       /* the engine that opens streams is asked for more of them */
     TN_FRAME_TYPES,
 };
 

@@ -1,8 +1,6 @@
 /* Opening, ending and watching a link, and the two locks of state.h. */
 #include "providers/tcp/link.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,6 +61,17 @@ void tn_link_settle(struct tn_link *link, uint64_t budget)
         return;
     tn_link_pump(link, budget);
     set_watch(link);
+    if (tn_link_is_first(link) && atomic_load(&link->queued))
+        tn_link_engage(link);
+}
+
+void tn_link_ask_for_visit(struct tn_link *link)
+{
+    take_in(link);
+    if (link->dead)
+        return;
+    link->more = true;
+    set_watch(link);
 }
 
 static void leave(struct tn_link *link, uint64_t budget)
@@ -122,7 +131,7 @@ static void ready(struct tn_watch *watch, uint32_t events)
             link->blocked = false;
         tn_link_receive(link, events);
     }
-    leave(link, TN_LINK_TURN);
+    leave(link, tn_link_turn(link));
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -146,15 +155,7 @@ static void init_lists(struct tn_link *link)
     signal_init(&link->credit, TN_FRAME_CREDIT, true);
     signal_init(&link->notify_done, TN_FRAME_NOTIFY_DONE, true);
     signal_init(&link->bye, TN_FRAME_BYE, false);
-}
-
-/* The socket tells, not the provider it carries: an engine without shm may be reached by a unix
- * socket. */
-static bool is_unix(int fd)
-{
-    int domain = AF_UNSPEC;
-    socklen_t length = sizeof(domain);
-    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &length) == 0 && domain == AF_UNIX;
+    signal_init(&link->widen, TN_FRAME_WIDEN, false);
 }
 
 static void init(struct tn_link *link, struct tn_host *host, struct tn_peer *peer, int fd,
@@ -162,8 +163,11 @@ static void init(struct tn_link *link, struct tn_host *host, struct tn_peer *pee
 {
     link->host = host;
     link->peer = peer;
-    link->is_unix = is_unix(fd);
+    link->is_unix = tn_link_is_unix(fd);
     link->segments = options->segments;
+    link->first = link;
+    link->streams = link->is_unix ? 1 : options->streams;
+    link->opens = options->opens;
     link->each = host->chunk_bytes < TN_FRAME_MAX_BYTES ? host->chunk_bytes : TN_FRAME_MAX_BYTES;
     link->each = link->each ? link->each : TN_LINK_COPY;
     link->window = host->stream_window ? host->stream_window : 1;
@@ -175,31 +179,14 @@ static void init(struct tn_link *link, struct tn_host *host, struct tn_peer *pee
     init_lists(link);
     pthread_mutex_init(&link->lock, NULL);
     pthread_mutex_init(&link->door_lock, NULL);
+    pthread_mutex_init(&link->pull_lock, NULL);
 }
 
-/* A unix socket counts as writable only while three quarters of its buffer are empty, so with the
- * default of 208 KiB each chunk would stall several times; as far as net.core.wmem_max allows. TCP
- * sizes its buffers better than we could. */
-#define UNIX_BUFFER (1 << 20)
-
-static int prepare_socket(int fd, bool unix_socket)
-{
-    int one = 1, bytes = UNIX_BUFFER;
-    if (tn_sys_nonblocking(fd) != TN_OK)
-        return TN_SYSTEM;
-    if (unix_socket && setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes)))
-        return tn_fail_errno("setting SO_SNDBUF");
-    if (!unix_socket && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
-        return tn_fail_errno("setting TCP_NODELAY");
-    if (!unix_socket && setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one)))
-        return tn_fail_errno("setting SO_KEEPALIVE");
-    return TN_OK;
-}
-
-static void release(struct tn_link *link)
+void tn_link_release(struct tn_link *link)
 {
     pthread_mutex_destroy(&link->lock);
     pthread_mutex_destroy(&link->door_lock);
+    pthread_mutex_destroy(&link->pull_lock);
     if (link->staging != link->small)
         free(link->staging);
     free(link->small);
@@ -220,12 +207,12 @@ int tn_link_open(struct tn_host *host, struct tn_peer *peer, int fd,
     init(link, host, peer, fd, options);
     link->staging = link->small = staging;
     link->room = TN_LINK_STAGING_IDLE;
-    int status = prepare_socket(fd, link->is_unix);
+    int status = tn_link_prepare_socket(fd, link->is_unix, host);
     if (status >= 0)
         status = tn_fork_guard(fd);
     if (status < 0) {
         close(fd);
-        release(link);
+        tn_link_release(link);
         return status;
     }
     *out = link;
@@ -272,7 +259,8 @@ void tn_link_break(struct tn_link *link, int status, const char *format, ...)
     va_end(arguments);
     end_socket(link);
     shut_door(link, status, text);
-    link->host->peer_down(link->host, link->peer, status, text);
+    if (!link->unsure)
+        link->host->peer_down(link->host, link->peer, status, text);
 }
 
 static void drop_sink(struct tn_link *link)
@@ -284,9 +272,8 @@ static void drop_sink(struct tn_link *link)
     link->came_fd = -1;
 }
 
-static void link_close(void *self, int status, const char *text)
+void tn_link_close_one(struct tn_link *link, int status, const char *text)
 {
-    struct tn_link *link = self;
     tn_link_enter(link);
     end_socket(link);
     shut_door(link, status, text);
@@ -301,9 +288,20 @@ static void link_close(void *self, int status, const char *text)
     tn_link_leave(link);
 }
 
+/* Once the door is shut no stream joins any more. */
+static void link_close(void *self, int status, const char *text)
+{
+    struct tn_link *link = self;
+    shut_door(link, status, text);
+    for (uint32_t i = tn_link_count(link); i--;)
+        tn_link_close_one(tn_link_stream(link, i), status, text);
+}
+
 static void link_free(void *self)
 {
-    release(self);
+    struct tn_link *link = self;
+    for (uint32_t i = tn_link_count(link); i--;)
+        tn_link_release(tn_link_stream(link, i));
 }
 
 /* ---- transfers ------------------------------------------------------------------------------- */
@@ -335,6 +333,14 @@ static void link_start(void *self, struct tn_transfer *transfer)
         tn_link_come_in(link);
 }
 
+static void link_describe(void *self, char *text, size_t capacity)
+{
+    struct tn_link *link = self;
+    if (link->streams > 1)
+        snprintf(text, capacity, "%u of %u TCP streams are open\n", tn_link_count(link),
+                 link->streams);
+}
+
 const struct tn_link_ops tn_stream_link_ops = {
     .abi = TN_PROVIDER_ABI,
     .name = "stream",
@@ -342,24 +348,34 @@ const struct tn_link_ops tn_stream_link_ops = {
     .start = link_start,
     .notify = tn_link_notify,
     .cancel = tn_link_cancel,
+    .describe = link_describe,
     .revoke = tn_link_revoke,
     .close = link_close,
     .free = link_free,
 };
 
-void tn_link_farewell(struct tn_link *link)
+/* On every stream: whichever the peer reads first tells it why. */
+void tn_link_farewell(struct tn_link *first)
 {
-    tn_link_enter(link);
-    if (!link->dead)
-        tn_link_signal(link, &link->bye, 1);
-    tn_link_leave(link);
+    for (uint32_t i = 0; i < tn_link_count(first); i++) {
+        struct tn_link *link = tn_link_stream(first, i);
+        tn_link_enter(link);
+        if (!link->dead)
+            tn_link_signal(link, &link->bye, 1);
+        tn_link_leave(link);
+    }
 }
 
-void tn_link_stats(struct tn_link *link, struct tn_link_stats *out)
+void tn_link_stats(struct tn_link *first, struct tn_link_stats *out)
 {
-    out->served_operations = atomic_load_explicit(&link->served, memory_order_relaxed);
-    out->served_bytes = atomic_load_explicit(&link->served_bytes, memory_order_relaxed);
-    out->heartbeats_sent = atomic_load_explicit(&link->beats, memory_order_relaxed);
-    out->last_heard_ns = atomic_load_explicit(&link->last_heard, memory_order_relaxed);
-    out->send_stalls = atomic_load_explicit(&link->stalls, memory_order_relaxed);
+    *out = (struct tn_link_stats){0};
+    for (uint32_t i = 0; i < tn_link_count(first); i++) {
+        struct tn_link *link = tn_link_stream(first, i);
+        uint64_t heard = atomic_load_explicit(&link->last_heard, memory_order_relaxed);
+        out->served_operations += atomic_load_explicit(&link->served, memory_order_relaxed);
+        out->served_bytes += atomic_load_explicit(&link->served_bytes, memory_order_relaxed);
+        out->heartbeats_sent += atomic_load_explicit(&link->beats, memory_order_relaxed);
+        out->last_heard_ns = heard > out->last_heard_ns ? heard : out->last_heard_ns;
+        out->send_stalls += atomic_load_explicit(&link->stalls, memory_order_relaxed);
+    }
 }

@@ -47,7 +47,7 @@ static void check_silence(struct tn_link *link, uint64_t now, uint64_t heard)
     tn_link_signal(link, &link->ping, 1);
 }
 
-uint64_t tn_link_tick(struct tn_link *link, uint64_t now)
+static uint64_t tick(struct tn_link *link, uint64_t now)
 {
     uint64_t beat = link->host->liveness_ns / 4;
     uint64_t next = UINT64_MAX;
@@ -68,5 +68,15 @@ uint64_t tn_link_tick(struct tn_link *link, uint64_t now)
     if (link->dead)
         next = UINT64_MAX;
     tn_link_leave(link);
+    return next;
+}
+
+uint64_t tn_link_tick(struct tn_link *first, uint64_t now)
+{
+    uint64_t next = UINT64_MAX;
+    for (uint32_t i = 0; i < tn_link_count(first); i++) {
+        uint64_t due = tick(tn_link_stream(first, i), now);
+        next = due < next ? due : next;
+    }
     return next;
 }

@@ -132,9 +132,30 @@ static bool handle_answer(struct tn_link *link, const struct tn_header *header)
     }
 }
 
+/* The order of everything else is that of the first stream. */
+static bool on_any_stream(const struct tn_header *header)
+{
+    switch ((enum tn_frame_type)header->type) {
+    case TN_FRAME_PING:
+    case TN_FRAME_PONG:
+    case TN_FRAME_READ:
+    case TN_FRAME_DATA:
+    case TN_FRAME_WRITE:
+    case TN_FRAME_WRITE_DONE:
+    case TN_FRAME_BYE:
+        return true;
+    default:
+        return false;
+    }
+}
+
 static void handle(struct tn_link *link, const struct tn_header *header)
 {
     bool allowed = true;
+    if (!tn_link_is_first(link) && !on_any_stream(header)) {
+        violation(link, "what belongs on its first stream over another");
+        return;
+    }
     switch ((enum tn_frame_type)header->type) {
     case TN_FRAME_PING:
         tn_link_signal(link, &link->pong, 1);
@@ -155,6 +176,9 @@ static void handle(struct tn_link *link, const struct tn_header *header)
         break;
     case TN_FRAME_SEGMENT:
         allowed = tn_link_serve_segment(link, header);
+        break;
+    case TN_FRAME_WIDEN:
+        tn_link_widen(link);
         break;
     case TN_FRAME_BYE:
         tn_link_break(link, TN_PEER_LOST, "the peer closed its engine");
@@ -310,6 +334,7 @@ static uint64_t receive_once(struct tn_link *link, bool *filled)
     if (got <= 0 || link->dead)
         return 0;
     atomic_store_explicit(&link->last_heard, tn_now(), memory_order_relaxed);
+    link->unsure = false;
     distribute(link, aim.direct, (uint64_t)got);
     if (*filled && aim.room > sizeof(struct tn_header) && !link->dead) {
         compact(link);
@@ -324,13 +349,13 @@ void tn_link_receive(struct tn_link *link, uint32_t events)
         link->paused = false;
         parse(link);
     }
-    uint64_t budget = TN_LINK_TURN;
+    uint64_t budget = tn_link_turn(link);
     bool filled = true;
     while (filled && budget && !link->dead && !link->paused) {
         uint64_t got = receive_once(link, &filled);
         budget -= got < budget ? got : budget;
         if (got && !link->dead)
-            tn_link_settle(link, TN_LINK_TURN);
+            tn_link_settle(link, tn_link_turn(link));
         if (atomic_load_explicit(&link->waiting, memory_order_relaxed))
             break;
     }

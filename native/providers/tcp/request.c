@@ -3,7 +3,8 @@
 
 #include "providers/tcp/state.h"
 
-#define PULL 16 /* pieces taken from one transfer before the next has its turn */
+#define SHORTEST 65536u /* bytes of a piece, unless chunks are smaller */
+#define PULL 16         /* pieces taken from one transfer before the next has its turn */
 
 static uint32_t index_of(const struct tn_link *link, const struct tn_request *request)
 {
@@ -23,22 +24,26 @@ static int requests_init(struct tn_link *link)
     return TN_OK;
 }
 
-/* Takes over the caller's reference. */
+/* Takes over the caller's reference. Only the first stream is given transfers. */
 void tn_link_queue_transfer(struct tn_link *link, struct tn_transfer *transfer)
 {
     if (requests_init(link) == TN_OK) {
+        pthread_mutex_lock(&link->pull_lock);
         tn_list_append(transfer->op == TN_OP_READ ? &link->reads : &link->write_transfers,
                        &transfer->node);
+        atomic_fetch_add(&link->queued, 1);
+        pthread_mutex_unlock(&link->pull_lock);
         return;
     }
     tn_transfer_fail(transfer, TN_NOMEM, 0, 0, "no memory for the request window of a stream");
     tn_transfer_unreference(transfer);
 }
 
-static void drop_transfer(struct tn_transfer *transfer)
+/* Called with pull_lock held; the queue's reference is the caller's then. */
+static void take_out(struct tn_link *first, struct tn_transfer *transfer)
 {
     tn_list_remove(&transfer->node);
-    tn_transfer_unreference(transfer);
+    atomic_fetch_sub(&first->queued, 1);
 }
 
 static void queue_request(struct tn_link *link, struct tn_transfer *transfer,
@@ -74,39 +79,84 @@ static void queue_request(struct tn_link *link, struct tn_transfer *transfer,
     tn_list_append(read ? &link->urgent : &link->writes, &request->frame.node);
 }
 
-/* A few pieces of the first transfer, which then goes to the end of its queue. */
-static void pull_from(struct tn_link *link, struct tn_list *queue)
+/* What one stream has in flight of reads, at most: where there are several, a transfer that is not
+ * much longer than that is spread over them. */
+static uint64_t read_limit(const struct tn_link *link, const struct tn_transfer *transfer)
 {
-    struct tn_transfer *transfer = tn_container(queue->next, struct tn_transfer, node);
+    uint64_t count = tn_link_count(link);
+    if (count == 1)
+        return link->read_ahead;
+    uint64_t bytes = transfer->bytes > link->read_ahead ? transfer->bytes : link->read_ahead;
+    uint64_t share = bytes / count > link->each ? bytes / count : link->each;
+    return share < link->read_ahead ? share : link->read_ahead;
+}
+
+/* Where there are several streams, a piece is short enough for each of them to get some: what is
+ * left at the end of a transfer is not with one stream only. */
+static int take_pieces(struct tn_link *link, struct tn_transfer *transfer, struct tn_piece *pieces,
+                       int room)
+{
+    uint64_t count = tn_link_count(link), each = link->each;
+    if (count > 1) {
+        uint64_t share = transfer->bytes / (2 * count);
+        share = share > SHORTEST ? share : SHORTEST;
+        each = share < each ? share : each;
+    }
+    return tn_transfer_next(transfer, pieces, room, each, link->each);
+}
+
+/* A few pieces of the first transfer in the queue, which then goes to its end. False if there is
+ * none, or no room for it. */
+static bool pull_from(struct tn_link *link, struct tn_list *queue)
+{
     struct tn_piece pieces[PULL];
-    int room = link->idle < PULL ? (int)link->idle : PULL;
-    int count = tn_transfer_next(transfer, pieces, room, link->each, link->each);
+    int room = link->idle < PULL ? (int)link->idle : PULL, count = -1;
+    bool over = false;
+    struct tn_transfer *transfer = NULL;
+    pthread_mutex_lock(&link->first->pull_lock);
+    if (!tn_list_empty(queue)) {
+        transfer = tn_container(queue->next, struct tn_transfer, node);
+        if (transfer->op != TN_OP_READ || link->reading < read_limit(link, transfer))
+            count = take_pieces(link, transfer, pieces, room);
+    }
+    over = !count || (count > 0 && tn_transfer_exhausted(transfer));
+    if (over) {
+        take_out(link->first, transfer);
+    } else if (count > 0) {
+        tn_list_remove(&transfer->node);
+        tn_list_append(queue, &transfer->node);
+    }
+    pthread_mutex_unlock(&link->first->pull_lock);
     for (int i = 0; i < count; i++)
         queue_request(link, transfer, &pieces[i]);
-    if (!count || tn_transfer_exhausted(transfer)) {
-        drop_transfer(transfer);
-        return;
-    }
-    tn_list_remove(&transfer->node);
-    tn_list_append(queue, &transfer->node);
+    if (over)
+        tn_transfer_unreference(transfer);
+    return count >= 0;
+}
+
+/* Says so before it looks: whoever queues a transfer looks after that who is hungry. */
+static bool nothing_queued(struct tn_link *link)
+{
+    if (link->unsure)
+        return true;
+    if (atomic_load(&link->first->queued))
+        return false;
+    if (tn_link_is_first(link))
+        return true;
+    atomic_store(&link->hungry, true);
+    return !atomic_load(&link->first->queued);
 }
 
 /* Requests are made in lots, so that small ones share system calls: those in flight bring us
  * back. */
 void tn_link_pull(struct tn_link *link)
 {
-    if (link->idle < (link->window + 3) / 4)
+    if (nothing_queued(link) || requests_init(link) != TN_OK || link->idle < (link->window + 3) / 4)
         return;
     for (bool pulled = true; pulled;) {
-        pulled = false;
-        if (!tn_list_empty(&link->reads) && link->idle && link->reading < link->read_ahead) {
-            pull_from(link, &link->reads);
-            pulled = true;
-        }
-        if (!tn_list_empty(&link->write_transfers) && link->idle && link->writing < link->each) {
-            pull_from(link, &link->write_transfers);
-            pulled = true;
-        }
+        pulled = link->idle && pull_from(link, &link->first->reads);
+        if (link->idle && link->writing < link->each)
+            pulled |= pull_from(link, &link->first->write_transfers);
     }
 }
 
@@ -204,13 +254,8 @@ static bool take_back(struct tn_link *link, struct tn_request *request)
 
 /* A read that was asked for is quiet from now on: what still comes is thrown away, and the slot
  * waits for it. A write that was begun is quiet when the peer says so. */
-void tn_link_cancel(void *self, struct tn_transfer *transfer)
+static void cancel_requests(struct tn_link *link, struct tn_transfer *transfer)
 {
-    struct tn_link *link = self;
-    tn_transfer_reference(transfer);
-    tn_link_enter(link);
-    if (!link->dead && !tn_list_empty(&transfer->node))
-        drop_transfer(transfer);
     for (uint32_t i = 0; !link->dead && link->requests && i < link->window; i++) {
         struct tn_request *request = &link->requests[i];
         if (request->transfer != transfer || take_back(link, request))
@@ -222,14 +267,37 @@ void tn_link_cancel(void *self, struct tn_transfer *transfer)
         request->transfer = NULL;
         tn_piece_done(transfer, 1);
     }
-    tn_link_leave(link);
+}
+
+/* No stream begins another piece once it is out of the queue; the pieces that one was taking
+ * meanwhile are requests by the time that we are let into it. */
+void tn_link_cancel(void *self, struct tn_transfer *transfer)
+{
+    struct tn_link *first = self;
+    tn_transfer_reference(transfer);
+    tn_link_enter(first);
+    pthread_mutex_lock(&first->pull_lock);
+    bool queued = !first->dead && !tn_list_empty(&transfer->node);
+    if (queued)
+        take_out(first, transfer);
+    pthread_mutex_unlock(&first->pull_lock);
+    if (queued)
+        tn_transfer_unreference(transfer);
+    cancel_requests(first, transfer);
+    tn_link_leave(first);
+    for (uint32_t i = 1; i < tn_link_count(first); i++) {
+        struct tn_link *link = tn_link_stream(first, i);
+        tn_link_enter(link);
+        cancel_requests(link, transfer);
+        tn_link_leave(link);
+    }
     tn_transfer_unreference(transfer);
 }
 
 void tn_link_rest_requests(struct tn_link *link)
 {
-    bool needed = link->used_requests || link->idle < link->window ||
-                  !tn_list_empty(&link->reads) || !tn_list_empty(&link->write_transfers);
+    bool needed =
+        link->used_requests || link->idle < link->window || atomic_load(&link->first->queued);
     link->used_requests = false;
     if (needed || !link->requests)
         return;
@@ -239,19 +307,31 @@ void tn_link_rest_requests(struct tn_link *link)
     link->idle = 0;
 }
 
-static void fail_queue(struct tn_list *queue, int status, const char *text)
+static struct tn_transfer *take_queued(struct tn_link *link, struct tn_list *queue)
 {
-    while (!tn_list_empty(queue)) {
-        struct tn_transfer *transfer = tn_container(queue->next, struct tn_transfer, node);
+    struct tn_transfer *transfer = NULL;
+    pthread_mutex_lock(&link->pull_lock);
+    if (!tn_list_empty(queue)) {
+        transfer = tn_container(queue->next, struct tn_transfer, node);
+        take_out(link, transfer);
+    }
+    pthread_mutex_unlock(&link->pull_lock);
+    return transfer;
+}
+
+static void fail_queue(struct tn_link *link, struct tn_list *queue, int status, const char *text)
+{
+    struct tn_transfer *transfer;
+    while ((transfer = take_queued(link, queue))) {
         tn_transfer_fail(transfer, status, 0, 0, "%s", text);
-        drop_transfer(transfer);
+        tn_transfer_unreference(transfer);
     }
 }
 
 void tn_link_fail_requests(struct tn_link *link, int status, const char *text)
 {
-    fail_queue(&link->reads, status, text);
-    fail_queue(&link->write_transfers, status, text);
+    fail_queue(link, &link->reads, status, text); /* another stream than the first has none */
+    fail_queue(link, &link->write_transfers, status, text);
     for (uint32_t i = 0; link->requests && i < link->window; i++) {
         struct tn_request *request = &link->requests[i];
         struct tn_transfer *transfer = request->transfer;

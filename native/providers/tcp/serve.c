@@ -169,9 +169,8 @@ static void refuse_late(struct tn_link *link, struct tn_answer *answer)
     tn_list_append(&link->urgent, &answer->frame.node);
 }
 
-int tn_link_revoke(void *self, struct tn_region *region)
+static int revoke(struct tn_link *link, struct tn_region *region)
 {
-    struct tn_link *link = self;
     int gone = 1;
     tn_link_enter(link);
     struct tn_answer *writing = link->sink.kind == TN_SINK_WRITE ? link->sink.answer : NULL;
@@ -190,6 +189,15 @@ int tn_link_revoke(void *self, struct tn_region *region)
             refuse_late(link, answer);
     }
     tn_link_leave(link);
+    return gone;
+}
+
+int tn_link_revoke(void *self, struct tn_region *region)
+{
+    struct tn_link *first = self;
+    int gone = 1;
+    for (uint32_t i = 0; i < tn_link_count(first); i++)
+        gone &= revoke(tn_link_stream(first, i), region);
     return gone;
 }
 

@@ -1,10 +1,12 @@
 /* A link's own state, shared by the files of this room and by nobody else.
  *
- * Two locks. `lock` guards everything about the socket: it is held around sendmsg and recvmsg,
+ * Three locks. `lock` guards everything about the socket: it is held around sendmsg and recvmsg,
  * hence for as long as a chunk is copied. `door_lock` is held for a few instructions only:
  * whoever brings something to be sent leaves it at the door and goes in only if nobody is
  * inside; otherwise the one inside looks at the door again before leaving. So nobody who brings
- * work ever waits, and a callback made under `lock` may bring more.
+ * work ever waits, and a callback made under `lock` may bring more. `pull_lock` of the first stream
+ * guards the transfers that all streams pull from; it is taken within `lock`. Nobody waits for the
+ * `lock` of one stream while holding another's.
  */
 #ifndef TN_PROVIDERS_TCP_STATE_H
 #define TN_PROVIDERS_TCP_STATE_H
@@ -23,13 +25,16 @@
 #define TN_LINK_STAGING_BUSY (64u << 10)
 #define TN_LINK_COPY \
     (UINT64_C(1) << 20) /* bytes per system call, so that the lock is not held for longer */
-#define TN_LINK_TURN                                                                              \
-    (UINT64_C(4) << 20) /* bytes each way per visit of the driver, so that other peers get theirs \
-                         */
+#define TN_LINK_TURN                                                                               \
+    (UINT64_C(4) << 20) /* bytes each way per visit of the driver, so that other peers get theirs; \
+                           shared by a peer's streams */
 #define TN_LINK_READ_AHEAD \
     (UINT64_C(8) << 20)       /* bytes asked for and not yet here; or 8 chunks, if that is more */
 #define TN_LINK_CONTROLS 1024 /* control messages not yet sent */
 #define TN_LINK_CONTROL_BYTES (UINT64_C(16) << 20)
+
+#define TN_LINK_WIDEN \
+    (UINT64_C(8) << 20) /* a transfer of so much that the first stream cannot take opens others */
 
 enum tn_frame_owner { TN_OF_SIGNAL, TN_OF_REQUEST, TN_OF_ANSWER, TN_OF_MESSAGE };
 
@@ -94,7 +99,8 @@ struct tn_link {
     struct tn_peer *peer;
     bool is_unix;
     struct tn_segments *segments;
-    uint64_t each; /* longest request of ours */
+    uint64_t each;         /* longest request of ours */
+    struct tn_link *first; /* stream of this peer; it may be this one */
     uint32_t window;
 
     pthread_mutex_t lock;
@@ -123,11 +129,24 @@ struct tn_link {
     int send_error;
     uint64_t blocked_since;
     int unsent_then; /* in the kernel's queue when last looked at, while blocked */
-    struct tn_signal ping, pong, credit, notify_done, bye;
+    struct tn_signal ping, pong, credit, notify_done, bye, widen;
+
+    /* Of the first stream. */
+    uint32_t streams;
+    bool opens;
+    bool widening;           /* more streams were asked for */
+    _Atomic uint32_t joined; /* others, which never go before this one; grows under door_lock */
+    struct tn_link *others[TN_MAX_STREAMS - 1];
+    pthread_mutex_t pull_lock;
+    struct tn_list reads, write_transfers; /* with pieces left, each queue served in turn */
+    _Atomic uint32_t queued;               /* in both of them */
+    /* Of the others: it has looked into the queues in vain, and must be told. */
+    _Atomic bool hungry;
+    /* The peer, who opened it, has said nothing on it: it may have given up, unknown to us. Nothing
+     * is asked over it, and its end is nobody's loss. */
+    bool unsure;
 
     /* Our requests. */
-    struct tn_list reads,
-        write_transfers;         /* transfers with pieces left, each queue served in turn */
     struct tn_request *requests; /* `window` of them, made at first use */
     struct tn_list idle_requests;
     uint32_t idle, last_serial;
@@ -174,6 +193,38 @@ void tn_link_settle(struct tn_link *link,
  * socket is closed on return. */
 void tn_link_break(struct tn_link *link, int status, const char *format, ...)
     __attribute__((format(printf, 3, 4), cold));
+
+/* Asks the driver to visit: the watch is set for it. */
+void tn_link_ask_for_visit(struct tn_link *link);
+void tn_link_close_one(struct tn_link *link, int status, const char *text);
+void tn_link_release(struct tn_link *link);
+
+/* socket.c */
+bool tn_link_is_unix(int fd);
+int tn_link_prepare_socket(int fd, bool unix_socket, const struct tn_host *host);
+
+/* streams.c */
+static inline bool tn_link_is_first(const struct tn_link *link)
+{
+    return link->first == link;
+}
+static inline uint32_t tn_link_count(const struct tn_link *link)
+{
+    return 1 + atomic_load(&link->first->joined);
+}
+/* The i-th stream of the peer; 0: the first. */
+static inline struct tn_link *tn_link_stream(struct tn_link *link, uint32_t i)
+{
+    return i ? link->first->others[i - 1] : link->first;
+}
+/* Bytes each way per visit of the driver. */
+static inline uint64_t tn_link_turn(const struct tn_link *link)
+{
+    return TN_LINK_TURN / tn_link_count(link);
+}
+/* The first stream cannot take all that is queued: the others are told, or asked for. */
+void tn_link_engage(struct tn_link *first);
+void tn_link_widen(struct tn_link *first); /* the peer asks for more streams */
 
 /* send.c */
 void tn_frame_init(struct tn_frame *frame, enum tn_frame_owner owner, enum tn_frame_type type);

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
 
 import pytest
 
 from transport.config import Settings
-from transport.errors import InvalidUse, Unavailable
+from transport.errors import InvalidUse, PeerRefused, Unavailable
 from transport.providers import registry
 from transport.providers.base import Provider
-from transport.types import LinkFacts
+from transport.types import LinkFacts, Offer
 
 FACTS = LinkFacts(is_unix=False, pid=0, uid=-1, initiator=True, incarnation=bytes(16))
 
@@ -44,9 +45,16 @@ def test_built_in_ones_are_usable_and_meet_the_contract(name):
     assert provider.probe(Settings())
 
 
-def test_tcp_has_nothing_to_exchange():
-    endpoint = registry.find("tcp").open(None, Settings())
-    assert endpoint.connection(FACTS) is None
+def test_tcp_takes_the_lesser_number_of_streams():
+    endpoint = registry.find("tcp").open(None, Settings(tcp_streams=5))
+    assert endpoint.connection(dataclasses.replace(FACTS, is_unix=True)) is None
+    connection = endpoint.connection(FACTS)
+    assert connection.offer() == Offer(bytes([5]))
+    connection.accept(Offer(bytes([3])), FACTS)
+    assert connection.offer() == Offer(bytes([3]))
+    for wrong in (b"", bytes([0]), bytes([1, 2])):
+        with pytest.raises(PeerRefused):
+            connection.accept(Offer(wrong), FACTS)
     assert "tcp" in endpoint.describe()
     endpoint.close()
 
