@@ -81,7 +81,7 @@ DECODERS = {
         msgspec.msgpack.encode((4096, b"t" * 16, 1 << 20)),
         PeerRefused,
     ),
-    "verbs offer": (_checked, _encode(_Offer(1, 2, [RAIL])), PeerRefused),
+    "verbs offer": (_checked, _encode(_Offer(2, 2, [RAIL])), PeerRefused),
     "handle": (RemoteRegion.from_bytes, REMOTE.to_bytes(), InvalidUse),
     "handle as JSON": (RemoteRegion.from_json, REMOTE.to_json().encode(), InvalidUse),
     "address": (
