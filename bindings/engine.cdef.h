@@ -12,6 +12,7 @@ struct tn_engine_options {
     uint32_t providers;
     uint32_t huge_pages;
     uint64_t stream_buffer;
+    uint32_t progress;
     ...;
 };
 int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **out);

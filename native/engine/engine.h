@@ -29,6 +29,14 @@ struct tn_provider_slot {
 
 enum tn_driver { TN_NOBODY, TN_CALLER, TN_BACKGROUND };
 
+/* How long is worth looking for something before one sleeps until it comes; see look.c. */
+struct tn_pace {
+    uint64_t spin_ns;   /* as long as a sleep costs */
+    uint64_t attend_ns; /* the sockets are looked at so often while nobody sleeps on them */
+    bool polls;         /* callers never sleep */
+    bool short_waits;   /* driver only: the last wait of a caller was over within spin_ns */
+};
+
 struct tn_engine {
     struct tn_host host; /* first: a host pointer is an engine pointer */
     struct tn_engine_options options;
@@ -50,6 +58,8 @@ struct tn_engine {
     _Atomic uint32_t driving;         /* enum tn_driver */
     _Atomic uint32_t driver_sleeping; /* 1 around epoll_wait */
     _Atomic uint64_t sleep_until;
+    struct tn_pace pace;
+    _Atomic uint64_t attend_at; /* when a caller that does not drive has to look at the sockets */
     _Atomic uint32_t
         turnstile; /* futex: moves whenever something ended or the driver's place became free */
     _Atomic uint32_t waiters;
@@ -137,6 +147,13 @@ void tn_progress_announce(struct tn_engine *engine); /* something ended: wake wh
 int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), void *argument,
                      uint64_t timeout_ns);
 void tn_progress_deadline(struct tn_engine *engine, uint64_t deadline_ns);
+
+/* look.c */
+void tn_look_init(struct tn_engine *engine); /* the pace; the epoll set is there */
+/* Whether the providers found completions, at one of several looks while requests are in flight. */
+bool tn_look(struct tn_engine *engine, int looks);
+bool tn_look_in_flight(struct tn_engine *engine);
+bool tn_look_arm(struct tn_engine *engine); /* before a sleep; true: something is there already */
 
 /* work.c */
 void tn_work_add(struct tn_host *host, struct tn_transfer *transfer);

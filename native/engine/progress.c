@@ -1,8 +1,8 @@
 /* Who does the work. One thread at a time is the driver: it sleeps in epoll_wait and runs what is
  * ready. A caller that waits takes the driver's place; the background thread drives only while
  * nobody waits. A caller looks for completions of a NIC before it does anything that costs a system
- * call, and while short waits follow each other the background thread keeps out of the way: it
- * looks after the sockets once in a millisecond. Copies (the work list) are done by waiting callers
+ * call. While short waits follow each other the background thread keeps out of the way, and one of
+ * the callers looks at the sockets now and then. Copies (the work list) are done by waiting callers
  * and the background thread alike, a chunk at a time.
  *
  * Lost wake-ups are avoided everywhere in the same way: whoever goes to sleep first says so
@@ -10,6 +10,7 @@
  * then looks who sleeps.
  */
 #include <errno.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -24,7 +25,8 @@
 #define FOLLOWER_SLEEP_NS 50000000u /* a safety net only */
 #define COPIES_BETWEEN_POLLS 4      /* so that a long copy does not starve the sockets */
 #define REAPING_NS 1000000u         /* completions that keep coming do not starve them longer */
-#define DOZE_NS 1000000u
+#define LOOKS_PER_CLOCK 8
+#define YIELD_NS 20000u /* longer than a small transfer over a NIC takes */
 
 static void wake_ready(struct tn_watch *watch, uint32_t events)
 {
@@ -173,41 +175,31 @@ static bool goal_reached(struct tn_engine *engine, const struct goal *goal)
     return goal ? goal->done(goal->argument) : atomic_load(&engine->waiters) > 0;
 }
 
-static int look_at_providers(struct tn_engine *engine)
-{
-    int found = 0;
-    for (int i = 0; i < TN_MAX_PROVIDERS; i++) {
-        const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
-        if (ops && ops->spin)
-            found += ops->spin(engine->providers[i].self);
-        else if (ops && ops->poll)
-            found += ops->poll(engine->providers[i].self);
-    }
-    return found;
-}
-
-static bool arm_providers(struct tn_engine *engine)
-{
-    bool found = false;
-    for (int i = 0; i < TN_MAX_PROVIDERS; i++) {
-        const struct tn_provider_ops *ops = atomic_load(&engine->providers[i].ops);
-        if (ops && ops->arm && ops->arm(engine->providers[i].self))
-            found = true;
-    }
-    return found;
-}
-
-/* Takes completions as long as they come; true when there may be more. Whoever drives does it, and
- * so does a caller before it tries to drive. */
+/* Takes completions as they come, and looks for the next as long as that is cheaper than to sleep;
+ * true when there may be more. Whoever drives does it, and so does a caller before it tries to
+ * drive. What it looks for may need this very CPU: a software device's thread, or the peer. */
 static bool reap(struct tn_engine *engine, const struct goal *goal)
 {
-    uint64_t end = tn_now() + REAPING_NS;
-    while (look_at_providers(engine)) {
-        tn_settle_run(engine);
-        if (goal_reached(engine, goal) || tn_now() >= end)
+    const struct tn_pace *pace = &engine->pace;
+    uint64_t now = tn_now(), end = now + REAPING_NS, last = now, yielded = now;
+    for (;;) {
+        bool found = tn_look(engine, pace->spin_ns ? LOOKS_PER_CLOCK : 1);
+        if (found)
+            tn_settle_run(engine);
+        if (goal_reached(engine, goal))
             return true;
+        now = tn_now();
+        if (found && now >= end)
+            return true;
+        if (found)
+            last = yielded = now;
+        else if (now - last >= pace->spin_ns || !tn_look_in_flight(engine))
+            return false;
+        else if (now - yielded >= YIELD_NS) {
+            sched_yield();
+            yielded = tn_now();
+        }
     }
-    return false;
 }
 
 /* The look once more before sleeping: everything that somebody may have brought who did not see us
@@ -241,20 +233,46 @@ static int sleep_and_collect(struct tn_engine *engine, struct epoll_event *event
     return count;
 }
 
-/* One round of the driver: chores, completions, at most one sleep until `until`, and what became
- * ready. False on a signal. */
-static bool drive(struct tn_engine *engine, const struct goal *goal, uint64_t until)
+/* A caller's look at the sockets, over and over, as long as that is cheaper than to sleep. */
+static int glance(struct tn_engine *engine, struct epoll_event *events, const struct goal *goal,
+                  uint64_t until)
+{
+    int count;
+    do {
+        count = epoll_wait(engine->epoll_fd, events, MAX_EVENTS, 0);
+        if (count || tn_look(engine, 1) || goal->done(goal->argument) || tn_work_pending(engine))
+            break;
+    } while (tn_now() < until && !atomic_load(&engine->stopping));
+    return count;
+}
+
+/* What became ready by `until`. A wait is taken to be about as long as the one before: after a
+ * short one a caller polls first, after a long one it sleeps at once. */
+static int collect(struct tn_engine *engine, struct epoll_event *events, const struct goal *goal,
+                   uint64_t until)
+{
+    struct tn_pace *pace = &engine->pace;
+    if (!goal)
+        return sleep_and_collect(engine, events, NULL, until);
+    uint64_t begun = tn_now();
+    uint64_t patience = begun + (pace->polls ? pace->attend_ns : pace->spin_ns);
+    patience = patience < until ? patience : until;
+    int count = 0;
+    if (begun < until && (pace->polls || pace->short_waits))
+        count = glance(engine, events, goal, patience);
+    if (!count && (pace->polls ? begun < until : tn_now() < patience))
+        return 0; /* something else came, or chores are to be looked at between polls */
+    if (!count)
+        count = sleep_and_collect(engine, events, goal, until);
+    pace->short_waits = tn_now() - begun <= pace->spin_ns;
+    return count;
+}
+
+/* Collects and runs what became ready. False on a signal. */
+static bool attend(struct tn_engine *engine, const struct goal *goal, uint64_t until)
 {
     struct epoll_event events[MAX_EVENTS];
-    uint64_t due = run_chores(engine);
-    bool more = reap(engine, goal);
-    if (goal && goal->done(goal->argument))
-        return true;
-    if (more || arm_providers(engine))
-        until = 0;
-    uint64_t limit = tn_now() + MAX_SLEEP_NS;
-    until = until < due ? until : due;
-    int count = sleep_and_collect(engine, events, goal, until < limit ? until : limit);
+    int count = collect(engine, events, goal, until);
     if (count < 0)
         return errno != EINTR;
     for (int i = 0; i < count; i++) {
@@ -262,7 +280,23 @@ static bool drive(struct tn_engine *engine, const struct goal *goal, uint64_t un
         watch->ready(watch, events[i].events);
     }
     tn_settle_run(engine);
+    atomic_store(&engine->attend_at, tn_now() + engine->pace.attend_ns);
     return true;
+}
+
+/* One round of the driver: chores, completions, at most one sleep until `until`, and what became
+ * ready. False on a signal. */
+static bool drive(struct tn_engine *engine, const struct goal *goal, uint64_t until)
+{
+    uint64_t due = run_chores(engine);
+    bool more = reap(engine, goal);
+    if (goal && goal->done(goal->argument))
+        return true;
+    if (more || (until && !(goal && engine->pace.polls) && tn_look_arm(engine)))
+        until = 0;
+    uint64_t limit = tn_now() + MAX_SLEEP_NS;
+    until = until < due ? until : due;
+    return attend(engine, goal, until < limit ? until : limit);
 }
 
 static bool take_wheel(struct tn_engine *engine, enum tn_driver driver)
@@ -336,6 +370,18 @@ static void leave(struct tn_engine *engine, const struct goal *goal)
     }
 }
 
+/* Callers that find at a glance what they wait for never come to the sockets, and keep the
+ * background thread from them: one of them looks there when it is time. */
+static void attend_if_due(struct tn_engine *engine, uint64_t now)
+{
+    if (now < atomic_load_explicit(&engine->attend_at, memory_order_relaxed) ||
+        !take_wheel(engine, TN_CALLER))
+        return;
+    run_chores(engine);
+    attend(engine, NULL, 0);
+    leave_wheel(engine);
+}
+
 int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), void *argument,
                      uint64_t timeout_ns)
 {
@@ -345,8 +391,10 @@ int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), voi
     bool undisturbed = true;
     atomic_fetch_add(&engine->visitors, 1);
     atomic_fetch_add(&engine->waiters, 1);
-    if (timeout_ns && !done(argument))
+    if (timeout_ns && !done(argument)) {
+        attend_if_due(engine, now);
         reap(engine, &goal);
+    }
     while (!done(argument) && undisturbed && tn_now() < goal.end && !atomic_load(&engine->stopping))
         undisturbed = wait_step(engine, &goal);
     leave(engine, &goal);
@@ -365,38 +413,50 @@ static void sleep_in_background(struct tn_engine *engine, uint32_t word)
     atomic_store(&engine->background_asleep, 0);
 }
 
-/* The background thread's turn at the wheel. While callers come and go, that is one round without a
- * sleep in it, and a doze: taking the wheel from callers and giving it back would cost more than
- * their waits. */
-static void drive_in_background(struct tn_engine *engine, uint32_t word, uint32_t *visits,
+/* What the background thread saw when it last looked. */
+struct sight {
+    uint32_t visits;
+    uint64_t at;
+};
+
+/* Callers come and go so fast that they look after the sockets themselves, and taking the wheel
+ * from them and giving it back would cost more than their waits. */
+static bool is_busy(struct tn_engine *engine, struct sight *last)
+{
+    struct sight now = {atomic_load(&engine->visits), tn_now()};
+    uint64_t visits = now.visits - last->visits;
+    bool busy = visits && now.at - last->at <= visits * engine->pace.attend_ns;
+    *last = now;
+    return busy;
+}
+
+/* The background thread's turn at the wheel, unless callers do without. */
+static void drive_in_background(struct tn_engine *engine, uint32_t word, struct sight *last,
                                 bool copied)
 {
-    uint32_t now = atomic_load(&engine->visits);
-    bool busy = now != *visits;
-    *visits = now;
-    if (!busy && atomic_load(&engine->waiters)) {
+    if (is_busy(engine, last)) {
+        if (!copied)
+            tn_futex_wait(&engine->background_word, word, 2 * engine->pace.attend_ns);
+    } else if (atomic_load(&engine->waiters)) {
         if (!copied)
             sleep_in_background(engine, word);
-        return;
-    }
-    if (take_wheel(engine, TN_BACKGROUND)) {
-        drive(engine, NULL, copied || busy ? 0 : UINT64_MAX);
+    } else if (take_wheel(engine, TN_BACKGROUND)) {
+        drive(engine, NULL, copied ? 0 : UINT64_MAX);
         leave_wheel(engine);
     }
-    if (busy && !copied)
-        tn_futex_wait(&engine->background_word, word, DOZE_NS);
 }
 
 static void *background(void *argument)
 {
     struct tn_engine *engine = argument;
     prctl(PR_SET_NAME, "transport", 0, 0, 0);
-    uint32_t copies = 0, visits = 0;
+    uint32_t copies = 0;
+    struct sight last = {0};
     while (!atomic_load(&engine->stopping)) {
         uint32_t word = atomic_load(&engine->background_word);
         bool copied = tn_work_run(engine);
         if (!copied || ++copies % COPIES_BETWEEN_POLLS == 0)
-            drive_in_background(engine, word, &visits, copied);
+            drive_in_background(engine, word, &last, copied);
     }
     return NULL;
 }
@@ -427,7 +487,10 @@ int tn_progress_init(struct tn_engine *engine)
     engine->wake_watch =
         (struct tn_watch){.fd = engine->wake_fd, .events = EPOLLIN, .ready = wake_ready};
     int status = watch_add(&engine->host, &engine->wake_watch);
-    return status == TN_OK ? start_background(engine) : status;
+    if (status != TN_OK)
+        return status;
+    tn_look_init(engine);
+    return start_background(engine);
 }
 
 /* Stops the background thread and waits, a little, for callers to leave. */

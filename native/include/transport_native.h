@@ -99,6 +99,13 @@ enum tn_huge_pages {
     TN_HUGE_RESERVED = 2,    /* from the pool of vm.nr_hugepages; none left: TN_NOMEM */
 };
 
+/* How a caller waits. */
+enum tn_progress_mode {
+    TN_PROGRESS_ADAPTIVE = 0, /* polls as long as a sleep would cost, then sleeps */
+    TN_PROGRESS_POLL = 1,     /* never sleeps */
+    TN_PROGRESS_EVENT = 2,    /* sleeps at once */
+};
+
 struct tn_engine_options {
     uint8_t incarnation[TN_INCARNATION_BYTES];
     uint64_t
@@ -112,6 +119,7 @@ struct tn_engine_options {
     uint32_t providers;               /* how many of order[] are set */
     uint32_t huge_pages;              /* enum tn_huge_pages, of segments */
     uint64_t stream_buffer;           /* of a TCP socket, each way; 0: as the kernel sizes it */
+    uint32_t progress;                /* enum tn_progress_mode */
 };
 
 int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **out);

@@ -150,10 +150,9 @@ struct tn_provider_ops {
                            size_t capacity);                    /* a line per rail. Optional. */
     void (*region_close)(void *self, struct tn_region *region); /* the region is quiet */
     int (*poll)(void *self); /* reap now; number of completions. On any thread. Optional. */
-    /* As poll, but while requests are in flight it looks for some microseconds until one is done,
-     * because a wake-up through the kernel costs more than a small transfer. On any thread.
-     * Optional. */
-    int (*spin)(void *self);
+    /* Requests are under way whose ends poll will find: it is worth calling it for some time before
+     * one sleeps. On any thread. Optional. */
+    bool (*in_flight)(void *self);
     int (*arm)(
         void *self); /* before sleeping on its watch: 1 if something is there already. Optional. */
     void (*close)(void *self);

@@ -77,12 +77,13 @@ static int device_poll(void *self)
     return look(false);
 }
 
-static int device_spin(void *self)
+static bool device_in_flight(void *self)
 {
-    int found = 0;
-    for (int i = 0; i <= LOOKS_IN_VAIN && !found; i++)
-        found = device_poll(self);
-    return found;
+    (void)self;
+    pthread_mutex_lock(&lock);
+    bool any = begun != NULL;
+    pthread_mutex_unlock(&lock);
+    return any;
 }
 
 static int device_arm(void *self)
@@ -145,7 +146,7 @@ static const struct tn_link_ops link_ops = {.abi = TN_PROVIDER_ABI,
 static const struct tn_provider_ops provider_ops = {.abi = TN_PROVIDER_ABI,
                                                     .name = "device",
                                                     .poll = device_poll,
-                                                    .spin = device_spin,
+                                                    .in_flight = device_in_flight,
                                                     .arm = device_arm};
 
 /* ---- the engine */

@@ -5,6 +5,7 @@ May import everything below. Reads and writes are one-sided: the peer's Python t
 
 from __future__ import annotations
 
+import dataclasses
 import atexit
 import os
 import signal
@@ -48,7 +49,8 @@ class Engine(Handle):
     `listen` says where peers find it: by default only on this host and by this user; "HOST:PORT"
     adds TCP, "unix:PATH" a socket file. `secret` is the job's shared secret (text, bytes or a
     Path); False is none. `providers` are the ways to move bytes, most wanted first: "tcp" or
-    ["verbs", "tcp"]. `verbs_context` are RDMA devices that are open already (pyverbs Contexts, or
+    ["verbs", "tcp"]. `progress` is how a caller waits: "adaptive" polls for as long as a sleep
+    would cost and then sleeps, "poll" never sleeps, "event" sleeps at once. `verbs_context` are RDMA devices that are open already (pyverbs Contexts, or
     addresses of struct ibv_context): verbs then uses these and no others, keeps them alive, and
     leaves closing them to their owner, after the engine. What is not given comes from the settings
     (TRANSPORT_*).
@@ -62,10 +64,13 @@ class Engine(Handle):
         advertise: str | None = None,
         secret: Source = None,
         providers: str | Iterable[str] | None = None,
+        progress: str | None = None,
         settings: Settings | None = None,
         verbs_context: Any = None,
     ) -> None:
         settings = settings or Settings.from_env()
+        if progress is not None:
+            settings = dataclasses.replace(settings, progress=progress)
         if isinstance(providers, str):
             providers = [name.strip() for name in providers.split(",")]
         if name is not None:

@@ -201,37 +201,14 @@ static int poll_all(void *self)
     return total;
 }
 
-static bool in_flight(struct tn_verbs *verbs)
+static bool in_flight(void *self)
 {
+    struct tn_verbs *verbs = self;
     uint32_t rails = atomic_load(&verbs->n_rails);
     for (uint32_t i = 0; i < rails; i++)
         if (atomic_load_explicit(&verbs->rails[i]->in_flight, memory_order_relaxed))
             return true;
     return false;
-}
-
-static void pause_cpu(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb");
-#endif
-}
-
-static int spin_all(void *self)
-{
-    uint64_t end = 0;
-    int found;
-    while (!(found = poll_all(self)) && in_flight(self)) {
-        for (int i = 0; i < TN_VERBS_LOOKS_PER_CLOCK && !(found = poll_all(self)); i++)
-            pause_cpu();
-        uint64_t now = tn_now();
-        end = end ? end : now + TN_VERBS_SPIN_NS;
-        if (found || now >= end)
-            break;
-    }
-    return found;
 }
 
 static int arm_all(void *self)
@@ -265,7 +242,7 @@ static const struct tn_provider_ops provider_ops = {
     .region_explain = tn_verbs_region_explain,
     .region_close = tn_verbs_region_close,
     .poll = poll_all,
-    .spin = spin_all,
+    .in_flight = in_flight,
     .arm = arm_all,
     .close = close_all,
 };

@@ -38,10 +38,6 @@
 #define TN_VERBS_FIRST_CQ 4096
 #define TN_VERBS_MAX_ENTRIES 65536
 #define TN_VERBS_REAP 32
-/* Before a thread sleeps while requests are in flight it looks so long for their completions: about
- * what a wake-up through the kernel costs. */
-#define TN_VERBS_SPIN_NS 50000
-#define TN_VERBS_LOOKS_PER_CLOCK 8
 
 /* A slot of the notification ring, as it lies in memory. The peer writes it: nothing in it is to be
  * believed. */
