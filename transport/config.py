@@ -69,8 +69,8 @@ class Settings:
     progress: str = _setting(
         "adaptive",
         kinds.choice("adaptive", "poll", "event"),
-        "how a caller waits: adaptive polls for as long as a sleep would cost and then sleeps, poll "
-        "never sleeps and takes a CPU, event sleeps at once",
+        "how a caller waits: adaptive polls for as long as a sleep would cost and then sleeps, "
+        "poll never sleeps and takes a CPU, event sleeps at once",
     )
     inline_bytes: int = _setting(
         64 << 10, kinds.size(0, 1 << 40), "copies up to this size run inside the submitting call"

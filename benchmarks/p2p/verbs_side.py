@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from transport.engine.prepared import Prepared
 
 _REGION = 32 << 20  # bytes: the largest submission
-# Reading a clock is a system call in the guest and may take as long as an 8-byte write.
-_GROUP = 20
+# Reading a clock is a system call in the guest and may take longer than an 8-byte write.
+_GROUP = 100
 
 
 def _say(**answer: Any) -> None:

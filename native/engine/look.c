@@ -54,9 +54,8 @@ void tn_look_init(struct tn_engine *engine)
     uint64_t pair = measure_pair(engine);
     uint32_t mode = engine->options.progress;
     engine->pace.polls = mode == TN_PROGRESS_POLL;
-    engine->pace.spin_ns = mode == TN_PROGRESS_EVENT
-                               ? 0
-                               : clamp(PAIRS_PER_SLEEP * pair, LEAST_SPIN_NS, MOST_SPIN_NS);
+    engine->pace.spin_ns =
+        mode == TN_PROGRESS_EVENT ? 0 : clamp(PAIRS_PER_SLEEP * pair, LEAST_SPIN_NS, MOST_SPIN_NS);
     engine->pace.attend_ns = clamp(ATTENDING_SHARE * pair, LEAST_ATTEND_NS, MOST_ATTEND_NS);
 }
 

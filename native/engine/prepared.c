@@ -96,12 +96,10 @@ int tn_transfer_start(struct tn_transfer *transfer, uint64_t lifetime_ns)
 }
 
 int tn_transfer_run(struct tn_transfer *transfer, uint64_t lifetime_ns, uint64_t timeout_ns,
-                    int32_t *status)
+                    int32_t *started)
 {
-    int started = tn_transfer_start(transfer, lifetime_ns);
-    if (started == TN_OK)
-        *status = tn_transfer_wait(transfer, timeout_ns);
-    return started;
+    *started = tn_transfer_start(transfer, lifetime_ns);
+    return *started == TN_OK ? tn_transfer_wait(transfer, timeout_ns) : *started;
 }
 
 int tn_transfer_seal(struct tn_transfer *transfer)

@@ -258,10 +258,11 @@ static int collect(struct tn_engine *engine, struct epoll_event *events, const s
     uint64_t patience = begun + (pace->polls ? pace->attend_ns : pace->spin_ns);
     patience = patience < until ? patience : until;
     int count = 0;
-    if (begun < until && (pace->polls || pace->short_waits))
+    if (begun < until && (pace->polls || pace->short_waits)) {
         count = glance(engine, events, goal, patience);
-    if (!count && (pace->polls ? begun < until : tn_now() < patience))
-        return 0; /* something else came, or chores are to be looked at between polls */
+        if (!count && (pace->polls || tn_now() < patience))
+            return 0; /* chores are looked at between polls; or something else has come */
+    }
     if (!count)
         count = sleep_and_collect(engine, events, goal, until);
     pace->short_waits = tn_now() - begun <= pace->spin_ns;

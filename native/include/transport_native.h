@@ -461,10 +461,10 @@ int tn_prepare(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tra
  * begun: TN_AGAIN, the run before is not quiet or another thread starts it; TN_INVALID, a local
  * region was closed or the transfer sealed; or why its peer is down: prepare it for another. */
 int tn_transfer_start(struct tn_transfer *transfer, uint64_t lifetime_ns);
-/* Starts it and waits: what tn_transfer_start returned and, if that is TN_OK, in `status` what
- * tn_transfer_wait did. */
+/* Starts it and waits: what tn_transfer_wait returned if tn_transfer_start returned TN_OK, which is
+ * in `started`, and that otherwise. */
 int tn_transfer_run(struct tn_transfer *transfer, uint64_t lifetime_ns, uint64_t timeout_ns,
-                    int32_t *status);
+                    int32_t *started);
 /* No run begins from now on: 1 if none is under way either, so that the memory may go. */
 int tn_transfer_seal(struct tn_transfer *transfer);
 

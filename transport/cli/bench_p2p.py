@@ -295,18 +295,25 @@ def timed(
 
 
 def _each(begin: Callable[[], Transfer], count: int, window: int) -> tuple[list[int], Transfer]:
-    """Submits `count` times and waits for the oldest when `window` are under way."""
+    """Submits `count` times and waits for the oldest when `window` are under way.
+
+    The clock is read once for each: where a wait ends the next submission begins.
+    """
     clock = time.perf_counter_ns
-    under_way = deque([(clock(), begin())])
+    now = clock()
+    under_way = deque([(now, begin())])
     last = under_way[0][1]
     times: list[int] = []
     for begun in range(1, count + 1):
         while len(under_way) == window or (under_way and begun == count):
             start, last = under_way.popleft()
             last.wait()
-            times.append(clock() - start)
+            now = clock()
+            times.append(now - start)
+        if begun < window:
+            now = clock()  # nothing was waited for
         if begun < count:
-            under_way.append((clock(), begin()))
+            under_way.append((now, begin()))
     return times, last
 
 

@@ -5,8 +5,8 @@ May import everything below. Reads and writes are one-sided: the peer's Python t
 
 from __future__ import annotations
 
-import dataclasses
 import atexit
+import dataclasses
 import os
 import signal
 import socket
@@ -50,10 +50,10 @@ class Engine(Handle):
     adds TCP, "unix:PATH" a socket file. `secret` is the job's shared secret (text, bytes or a
     Path); False is none. `providers` are the ways to move bytes, most wanted first: "tcp" or
     ["verbs", "tcp"]. `progress` is how a caller waits: "adaptive" polls for as long as a sleep
-    would cost and then sleeps, "poll" never sleeps, "event" sleeps at once. `verbs_context` are RDMA devices that are open already (pyverbs Contexts, or
-    addresses of struct ibv_context): verbs then uses these and no others, keeps them alive, and
-    leaves closing them to their owner, after the engine. What is not given comes from the settings
-    (TRANSPORT_*).
+    would cost and then sleeps, "poll" never sleeps, "event" sleeps at once. `verbs_context` are
+    RDMA devices that are open already (pyverbs Contexts, or addresses of struct ibv_context): verbs
+    then uses these and no others, keeps them alive, and leaves closing them to their owner, after
+    the engine. What is not given comes from the settings (TRANSPORT_*).
     """
 
     def __init__(

@@ -8,6 +8,7 @@ one call that allocates nothing. Memory stays pinned for as long as it is open.
 from __future__ import annotations
 
 import time
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from transport.engine.batch import Batch, Read
@@ -20,7 +21,7 @@ from transport.engine.submit import (
     lifetime_ns,
     who_notifies,
 )
-from transport.engine.transfer import Transfer, end_of, pending, quiet, slice_ns
+from transport.engine.transfer import SLICE_NS, Transfer, end_of, pending, quiet
 from transport.errors import InvalidUse, Status
 from transport.ffi import failure, ffi, handle, lib
 from transport.memory.region import Region
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _PENDING, _OK = int(Status.PENDING), int(Status.OK)
 _STATUS = ffi.typeof("int32_t *")
+_run = lib.tn_transfer_run
 
 
 def prepare(parent: object, core: Core, requests: list[Any], options: Options) -> Prepared:
@@ -49,6 +51,7 @@ def prepare(parent: object, core: Core, requests: list[Any], options: Options) -
     made = Prepared(parent, core, batch.pins, options, _Sources(requests))
     for part in parts:
         made._add(part, notify if part in notified else None)
+    made._find_sole()
     return made
 
 
@@ -62,13 +65,15 @@ class Prepared(Transfer, Closing):
 
     __slots__ = (
         "_closed",
+        "_entry",
         "_former",
         "_legs",
         "_lifetime",
         "_options",
-        "_ran",
         "_runs",
+        "_sole",
         "_sources",
+        "_started",
     )
 
     def __init__(
@@ -79,8 +84,11 @@ class Prepared(Transfer, Closing):
         self._legs: list[tuple[Part, Any]] = []  # for each flight, with its notification
         self._lifetime = lifetime_ns(core, options.deadline)
         self._options = options
-        self._ran = ffi.new(_STATUS)
         self._runs = 0
+        self._started = ffi.new(_STATUS)
+        # The native transfer if it is one, and needs no check in Python before each run.
+        self._sole: Any = None
+        self._entry = core.gate.entry()
         self._sources = sources
         super().__init__(parent, core, [], pins)
 
@@ -101,20 +109,34 @@ class Prepared(Transfer, Closing):
 
     def run(self, timeout: float | None = None) -> Self:
         """`start()` and `wait(timeout)`, in one native call where it is one transfer."""
-        if len(self._flights) != 1:
-            self.start().wait(timeout)
-            return self
-        flight, end = self._flights[0], None if timeout is None else end_of(timeout)
-        with self._core:
-            self._about_to_run()
-            patience = slice_ns(end)
-            status = lib.tn_transfer_run(flight.pointer, self._lifetime, patience, self._ran)
-            if status != _OK:
-                self._start_otherwise(0, status)
-            elif self._ran[0] == _OK:
-                return self
-        self.wait(None if end is None else max(end - time.monotonic(), 0.0))
-        return self
+        # What repeats for each small message: C checks what can be checked there, and this does no
+        # more than keep the engine open meanwhile (see Gate).
+        pointer, gate = self._sole, self._core.gate
+        if timeout is not None or pointer is None:
+            return self._run_checked(timeout)
+        for region in self._sources.regions:
+            if region._closed:
+                return self._run_checked(None)
+        if self._watches:
+            self._watches = {}
+        entry = self._entry if self._entry[0] == get_ident() else self._new_entry()
+        inside = gate.inside
+        inside.append(entry)
+        try:
+            if gate.closed or gate.pid != handle.here:
+                gate.refuse()
+            status = _run(pointer, self._lifetime, SLICE_NS, self._started)
+        finally:
+            inside.remove(entry)
+        if status != _OK and self._started[0] != _OK:
+            return self._run_checked(None)  # which says why not, or finds the peer anew
+        self._runs += 1
+        return self if status == _OK else self.wait()
+
+    def _run_checked(self, timeout: float | None) -> Self:
+        end = None if timeout is None else end_of(timeout)
+        self.start()
+        return self.wait(None if end is None else max(end - time.monotonic(), 0.0))
 
     @property
     def runs(self) -> int:
@@ -165,6 +187,15 @@ class Prepared(Transfer, Closing):
                 self._flights.pop()
             raise
 
+    def _find_sole(self) -> None:
+        sole = len(self._flights) == 1 and not self._sources.resizable
+        self._sole = self._flights[0].pointer if sole else None
+
+    def _new_entry(self) -> tuple[int, int]:
+        """Another thread than before runs it."""
+        self._entry = entry = self._core.gate.entry()
+        return entry
+
     def _record(self, part: Part) -> PeerRecord:
         return self._core.plane.peer(part.owner.incarnation, part.owner.addresses)
 
@@ -196,6 +227,7 @@ class Prepared(Transfer, Closing):
             self._make(renewed, part, says)
             self._former.append(flight)
             self._flights[index] = renewed
+            self._find_sole()
             if lib.tn_transfer_start(renewed.pointer, self._lifetime) != _OK:
                 raise self._why_not(index, status)
         except BaseException:
@@ -232,13 +264,13 @@ class Prepared(Transfer, Closing):
 class _Sources:
     """The local sides, as far as they can be taken away between two runs."""
 
-    __slots__ = ("_regions", "_storages")
+    __slots__ = ("_storages", "regions")
 
     def __init__(self, requests: list[Any]) -> None:
         sides = [
             memory_of(side.into if isinstance(side, Read) else side.source) for side in requests
         ]
-        self._regions = {id(side): side for side in sides if isinstance(side, Region)}
+        self.regions = tuple({id(it): it for it in sides if isinstance(it, Region)}.values())
         self._storages: dict[int, Any] = {}
         for side in sides:
             if hasattr(side, "untyped_storage"):  # one object for all views of it
@@ -247,9 +279,14 @@ class _Sources:
                     extent = storage.data_ptr(), storage.nbytes()
                     self._storages[id(storage)] = storage, extent
 
+    @property
+    def resizable(self) -> bool:
+        """Whether some of it can move without C hearing of it."""
+        return bool(self._storages)
+
     def check(self) -> None:
         """Raises InvalidUse when a region was closed or a tensor's storage was resized."""
-        for region in self._regions.values():
+        for region in self.regions:
             region._check()
         for storage, extent in self._storages.values():
             if (storage.data_ptr(), storage.nbytes()) != extent:

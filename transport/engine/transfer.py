@@ -25,9 +25,7 @@ if TYPE_CHECKING:
     from transport.engine.core import Core, Flight
     from transport.engine.progress import LoopQueue
 
-_SLICE_NS = (
-    50_000_000  # so that Ctrl-C is seen: C returns on a signal, Python then runs its handler
-)
+SLICE_NS = 50_000_000  # so that Ctrl-C is seen: C returns on a signal, Python then runs its handler
 _LOOK = 0.002  # seconds between looks where no queue can tell
 _RESULT = ffi.typeof("struct tn_result *")
 _PENDING = int(Status.PENDING)
@@ -352,5 +350,5 @@ def end_of(timeout: float) -> float:
 def slice_ns(end: float | None) -> int:
     """How long to wait in C now; 0 when the time is over."""
     if end is None:
-        return _SLICE_NS
-    return max(0, min(_SLICE_NS, int((end - time.monotonic()) * 1e9)))
+        return SLICE_NS
+    return max(0, min(SLICE_NS, int((end - time.monotonic()) * 1e9)))

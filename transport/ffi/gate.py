@@ -23,28 +23,36 @@ if TYPE_CHECKING:
 class Gate:
     """`with gate:` around every native call that needs the object; `shut` waits until all left."""
 
-    __slots__ = ("_inside", "_tickets", "closed", "noun", "pid")
+    __slots__ = ("_tickets", "closed", "inside", "noun", "pid")
 
     def __init__(self, noun: str) -> None:
-        self._inside: list[tuple[int, int]] = []  # threads, each time with another number
+        self.inside: list[tuple[int, int]] = []  # threads, each time with another number
         self._tickets = itertools.count()
         self.closed = False
         self.noun = noun
         self.pid = handle.here
 
+    def entry(self) -> tuple[int, int]:
+        """What this thread leaves in `inside` while it is there.
+
+        Who has no time for `with gate:` does the same: append it, look at `closed` and `pid`, call,
+        and remove it in any case.
+        """
+        return get_ident(), next(self._tickets)
+
     def __enter__(self) -> None:
         # Enter first, look second: `shut` closes first and looks at who is inside second.
-        entry = get_ident(), next(self._tickets)
-        self._inside.append(entry)
+        entry = self.entry()
+        self.inside.append(entry)
         if self.closed or self.pid != handle.here:
-            self._inside.remove(entry)
+            self.inside.remove(entry)
             self.refuse()
 
     def __exit__(self, *_: object) -> None:
         here = get_ident()
-        for entry in reversed(self._inside):  # misses none while others enter and leave
+        for entry in reversed(self.inside):  # misses none while others enter and leave
             if entry[0] == here:
-                self._inside.remove(entry)
+                self.inside.remove(entry)
                 return
 
     def refuse(self) -> None:
@@ -57,7 +65,7 @@ class Gate:
         """Whether a call of this thread is inside: then this is a signal handler or a finalizer."""
         self._forget_strays()
         here = get_ident()
-        return any(ident == here for ident, _ in list(self._inside))
+        return any(ident == here for ident, _ in list(self.inside))
 
     def shut(self, timeout: float) -> bool:
         """Lets nobody in any more and waits for those inside, whose waits are short slices.
@@ -66,7 +74,7 @@ class Gate:
         """
         self.closed = True
         end, pause = time.monotonic() + timeout, 1e-5
-        while self._inside:
+        while self.inside:
             self._forget_strays()
             if time.monotonic() > end:
                 return False
@@ -79,12 +87,12 @@ class Gate:
         thread runs nothing of this package but what closes.
         """
         # Listed before the look: who enters after it is not judged by where it was then.
-        entries = list(self._inside)
+        entries = list(self.inside)
         running = _threads_inside()
         for entry in entries:
             if entry[0] not in running:
                 with contextlib.suppress(ValueError):  # it has left meanwhile
-                    self._inside.remove(entry)
+                    self.inside.remove(entry)
 
 
 # Functions that are on the stack of whoever closes, and that hold no gate themselves.
