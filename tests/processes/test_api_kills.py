@@ -5,6 +5,7 @@ A bounded soak with a fixed seed; a round is another death of another process.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -17,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transport import Engine, PeerLost, Settings
+from transport import Engine, PeerLost, Settings, StaleRegion
 from transport.testing.processes import PeerProcess
 from transport.testing.servant import pattern
 
@@ -121,3 +122,42 @@ try:
 except transport.TransportError:
     pass
 """
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_killed_process_leaves_nothing_on_the_machine(steady, busy):
+    """No file in /dev/shm at any time, no socket; and its memory is not kept by those it met."""
+    with Engine() as engine, PeerProcess() as peer:
+        peer.call("open", listen="127.0.0.1:0")
+        remotes = [peer.call("make", str(pool), NBYTES, seed=1, pool=pool) for pool in (0, 1)]
+        for remote in remotes:
+            _check(engine, remote, 1)
+        if busy:
+            peer.begin("run", _HAMMER, remote=steady, nbytes=NBYTES)
+        used = Path(f"/proc/{peer.pid}/maps").read_text()
+        used += "".join(str(fd.readlink()) for fd in _descriptors(peer.pid))
+        assert "memfd:" in used
+        assert "/dev/shm" not in used
+        peer.kill()
+        with pytest.raises((PeerLost, StaleRegion)):
+            engine.read(remotes[0], bytearray(NBYTES)).wait(WAIT)
+        sockets = Path("/proc/net/unix").read_text()
+        for address in remotes[0].addresses:
+            assert not address.startswith("unix:@") or address[5:] not in sockets
+        end = time.monotonic() + WAIT
+        while _mapped() and time.monotonic() < end:
+            engine.notifications().poll()
+            gc.collect()
+            time.sleep(0.01)
+        assert not _mapped()
+
+
+def _descriptors(pid):
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            fd.readlink()
+            yield fd
+
+
+def _mapped():
+    return "transport-segment" in Path("/proc/self/maps").read_text()
