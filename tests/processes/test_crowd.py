@@ -22,13 +22,15 @@ MIB = 1 << 20
 OPEN = """
 import numpy as np
 from possessions import possessions
-from transport import Engine, Read, Write
+from transport import Engine, Settings
 
 def belongings():
     return possessions()
 
 servant.bare = belongings()
-servant.crowd = [Engine(**options) for _ in range(count)]
+# All of them connect at once, on whatever cores there are: 2016 handshakes.
+patient = Settings.from_env(connect_timeout=600.0)
+servant.crowd = [Engine(settings=patient, **options) for _ in range(count)]
 servant.boards = [np.zeros((everybody, nbytes), np.uint8) for _ in servant.crowd]
 for engine, board in zip(servant.crowd, servant.boards):
     board[:] = engine.incarnation[0]
