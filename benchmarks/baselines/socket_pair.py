@@ -6,17 +6,17 @@ import subprocess
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
-_BUILT = _HERE.parent.parent / "build" / "baselines" / "socket_pair"
+_BUILT = _HERE.parent.parent / "build" / "baselines"
 
 
-def build() -> Path:
-    """Compiles it where the source is newer; needs a C compiler called cc."""
-    source = _HERE / "socket_pair.c"
-    if not _BUILT.exists() or _BUILT.stat().st_mtime < source.stat().st_mtime:
-        _BUILT.parent.mkdir(parents=True, exist_ok=True)
-        command = ["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-o", str(_BUILT), str(source)]
-        subprocess.run(command, check=True)
-    return _BUILT
+def build(name: str = "socket_pair") -> Path:
+    """Compiles one of the C programs here where its source is newer; needs a compiler called cc."""
+    source, program = _HERE / f"{name}.c", _BUILT / name
+    if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        _BUILT.mkdir(parents=True, exist_ok=True)
+        command = ["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread", "-o"]
+        subprocess.run([*command, str(program), str(source)], check=True)
+    return program
 
 
 class SocketPair:
