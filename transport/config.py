@@ -118,6 +118,13 @@ class Settings:
         "TCP sockets for each peer, the others opened once a large transfer needs them; both ends "
         "use the lesser",
     )
+    tcp_interfaces: tuple[str, ...] = _setting(
+        (),
+        kinds.INTERFACES,
+        "interfaces (eth0) or networks (10.1.0.0/16) of this host that TCP uses, ^docker0 for all "
+        "but one; which addresses peers are told when listening on all, and which of theirs are "
+        "tried; default all but those of containers and tunnels",
+    )
     tcp_buffer: int = _setting(
         0,
         kinds.size(0, 1 << 30),

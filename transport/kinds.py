@@ -71,6 +71,20 @@ def _few(value: Any) -> str | None:
     return None if len(set(value)) == len(value) else "names one of them twice"
 
 
+def _interfaces(value: Any) -> str | None:
+    wrong = _few(value)
+    for name in () if wrong else value:
+        plain = name.removeprefix("^")
+        try:
+            if not plain:
+                raise ValueError
+            if "/" in plain:
+                ipaddress.ip_network(plain, strict=False)
+        except ValueError:
+            return f"has {name!r}, which is neither an interface nor a network"
+    return wrong
+
+
 def _names(value: Any) -> str | None:
     if not isinstance(value, tuple) or not value or _few(value):
         return _few(value) if value else "must name at least one, separated by commas"
@@ -187,6 +201,12 @@ PATH = Kind("a path", _parse_path, _optional(_path), _show_optional)
 FILLED_PATH = Kind("a path", _parse_path, _path)
 NAMES = Kind("names, separated by commas", _parse_names, _names, _show_all)
 FEW_NAMES = Kind("names, separated by commas", _parse_names, _few, _show_all)
+INTERFACES = Kind(
+    "interfaces or networks, separated by commas; ^ leaves one out",
+    _parse_names,
+    _interfaces,
+    _show_all,
+)
 PTRACER = Kind('"any" or a process id', str, _ptracer)
 LEVEL = Kind(f"one of {', '.join(_LEVELS)}", str.lower, _level)
 ADDRESS = Kind("an IPv4 or IPv6 address", _parse_address, _optional(_address), _show_optional)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transport.control import handshake, messages, streams
-from transport.control.address import in_order, parse
+from transport.control.address import parse
 from transport.control.arbiter import Situation, Verdict, judge
 from transport.control.doors import dial
 from transport.control.handshake import Joins, Oneself, Refused, Stale
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from transport.control.channel import Channel
     from transport.control.guests import Guest
     from transport.control.handshake import Outcome, Party
+    from transport.control.homes import Homes
     from transport.control.records import Table
     from transport.control.streams import LinkKey
     from transport.providers.base import Endpoint
@@ -54,6 +55,7 @@ class Surroundings:
     table: Table
     border: Border
     endpoints: Mapping[str, Endpoint]
+    homes: Homes
     connect_timeout: float
     came_up: Callable[[PeerRecord], None]
     lose: Callable[[PeerRecord, int, str], None]
@@ -138,7 +140,7 @@ class Connector:
             attempt.result()
 
     async def _try_all(self, record: PeerRecord, deadline: float) -> None:
-        addresses = in_order(record.addresses, prefer_unix=self._prefer_unix)
+        addresses = self._s.homes.order(record.addresses, prefer_unix=self._prefer_unix)
         errors: list[TransportError] = []
         for index, address in enumerate(addresses):
             share = (deadline - self._loop.time()) / (len(addresses) - index)

@@ -22,6 +22,8 @@ from transport.errors import InvalidUse, PeerLost, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from transport.control.homes import Homes
+
 _BACKLOG = 1024
 _MAX_DOORS = 15  # beside the abstract name; a hello has room for 16 addresses
 _PAUSE = 0.005  # before a unix listener whose backlog is full is tried again
@@ -30,11 +32,12 @@ _WILDCARDS = ("0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class Door:
-    """A listening socket and the address by which others reach it."""
+    """A listening socket and the addresses by which others reach it."""
 
     sock: socket.socket
     address: Address
     inode: tuple[int, int] | None = None  # of a path, so that only our own is removed
+    others: tuple[Address, ...] = ()  # of a host with several
 
     def close(self) -> None:
         self.sock.close()
@@ -44,7 +47,10 @@ class Door:
 
 
 def open_doors(
-    listen: str | Iterable[str] | None, advertise: str | None, incarnation: bytes
+    listen: str | Iterable[str] | None,
+    advertise: str | None,
+    incarnation: bytes,
+    homes: Homes,
 ) -> tuple[Door, ...]:
     """Binds all of them or none. None: only the abstract name; (): no door at all."""
     texts = (listen,) if isinstance(listen, str) else tuple(listen or ())
@@ -57,7 +63,7 @@ def open_doors(
     name = UnixName(f"tensor-transport/{incarnation.hex()}")
     doors: list[Door] = []
     try:
-        doors.extend(_open(address, advertise) for address in (name, *map(parse, texts)))
+        doors.extend(_open(address, advertise, homes) for address in (name, *map(parse, texts)))
     except BaseException:
         for door in doors:
             door.close()
@@ -65,10 +71,10 @@ def open_doors(
     return tuple(sorted(doors, key=lambda door: not is_unix(door.address)))
 
 
-def _open(address: Address, advertise: str | None) -> Door:
+def _open(address: Address, advertise: str | None, homes: Homes) -> Door:
     try:
         if isinstance(address, TcpAddress):
-            return _open_tcp(address, advertise)
+            return _open_tcp(address, advertise, homes)
         return _open_unix(address)
     except OSError as error:
         reason = f"cannot listen on {address}: {error.strerror or error}"
@@ -78,12 +84,9 @@ def _open(address: Address, advertise: str | None) -> Door:
         raise Unavailable(reason, remedy) from None
 
 
-def _open_tcp(address: TcpAddress, advertise: str | None) -> Door:
+def _open_tcp(address: TcpAddress, advertise: str | None, homes: Homes) -> Door:
     family, sockaddr = _resolve_now(address)
-    if sockaddr[0] in _WILDCARDS and not advertise:
-        raise InvalidUse(
-            f"{address} is every address of this host: say advertise= which one to use"
-        )
+    hosts = (advertise,) if advertise else _hosts(sockaddr, address, homes)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -96,7 +99,8 @@ def _open_tcp(address: TcpAddress, advertise: str | None) -> Door:
     except BaseException:
         sock.close()
         raise
-    return Door(sock, TcpAddress(advertise or _host(sockaddr, address), port))
+    first, *others = (TcpAddress(host, port) for host in hosts)
+    return Door(sock, first, others=tuple(others))
 
 
 def _check_advertise(host: str) -> None:
@@ -111,9 +115,18 @@ def _resolve_now(address: TcpAddress) -> tuple[int, Any]:
     return family, sockaddr
 
 
-def _host(sockaddr: Any, address: TcpAddress) -> str:
-    """The number that was bound; with its scope where it was asked for with one."""
-    return address.host if "%" in address.host else str(sockaddr[0])
+def _hosts(sockaddr: Any, address: TcpAddress, homes: Homes) -> tuple[str, ...]:
+    """The number that is bound, with its scope where it was asked for with one; or all of the
+    host's, where every one is bound."""
+    if sockaddr[0] not in _WILDCARDS:
+        return (address.host if "%" in address.host else str(sockaddr[0]),)
+    told = homes.told(6 if sockaddr[0] == "::" else 4)
+    if not told:
+        raise InvalidUse(
+            f"{address} is every address of this host, and none is usable: say advertise= by what "
+            "peers reach it, or look at TRANSPORT_TCP_INTERFACES"
+        )
+    return told
 
 
 def _open_unix(address: UnixPath | UnixName) -> Door:

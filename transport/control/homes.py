@@ -104,7 +104,7 @@ def _number(address: Address) -> Number | None:
 
 
 def _on_link(number: Number, network: Network) -> str | None:
-    """The interface by which this host reaches it without a router; the narrowest network counts."""
+    """The interface that reaches it without a router; of several networks the narrowest."""
     found: tuple[int, str] | None = None
     for held, (prefix, interface) in network.addresses.items():
         if held.version != number.version or (found is not None and found[0] >= prefix):

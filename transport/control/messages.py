@@ -30,6 +30,7 @@ NONCE_BYTES = 32
 LINK_BYTES = 16
 MAX_STREAMS = 16  # TN_MAX_STREAMS
 MAX_NAME = 128  # characters
+MAX_ADDRESSES = 16
 
 _Incarnation: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 _Nonce: TypeAlias = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
@@ -38,7 +39,7 @@ _Name: TypeAlias = Annotated[str, Meta(max_length=MAX_NAME)]
 _Text: TypeAlias = Annotated[str, Meta(max_length=1024)]
 _Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=32)]
 _Addresses: TypeAlias = Annotated[
-    tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=16)
+    tuple[Annotated[str, Meta(max_length=300)], ...], Meta(max_length=MAX_ADDRESSES)
 ]
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=1 << 16)]
 _Pid: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 31)]

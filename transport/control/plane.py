@@ -25,7 +25,14 @@ from transport.control.connector import Connector, Surroundings, readable
 from transport.control.doors import open_doors
 from transport.control.guests import Reception
 from transport.control.handshake import Party, Refused
-from transport.control.messages import MAX_CONTROL, MAX_NAME, SECRET, Identity
+from transport.control.homes import Homes
+from transport.control.messages import (
+    MAX_ADDRESSES,
+    MAX_CONTROL,
+    MAX_NAME,
+    SECRET,
+    Identity,
+)
 from transport.control.records import PeerRecord, State, Table
 from transport.errors import (
     DeadlineExceeded,
@@ -45,6 +52,7 @@ if TYPE_CHECKING:
     from transport.control.address import Address
     from transport.control.border import Event
     from transport.control.calls import Handler
+    from transport.control.doors import Door
     from transport.control.guests import Guest
     from transport.control.secret import Secret
     from transport.ffi import NativeEngine
@@ -106,6 +114,7 @@ class ControlPlane:
         self._endpoints = dict(endpoints)
         self._callbacks = callbacks or Callbacks()
         self._lock = threading.Lock()
+        self._homes = Homes(settings.tcp_interfaces)
         self._closed = False
         self._stop = asyncio.Event()
         self._table = Table(self._border, self._wake)
@@ -113,9 +122,11 @@ class ControlPlane:
         with contextlib.ExitStack() as undo:
             self._loop = _new_loop()
             undo.callback(self._loop.close)
-            self._doors = open_doors(oneself.listen, oneself.advertise, oneself.incarnation)
+            self._doors = open_doors(
+                oneself.listen, oneself.advertise, oneself.incarnation, self._homes
+            )
             undo.callback(self._close_doors)
-            self.addresses = tuple(str(door.address) for door in self._doors)
+            self.addresses = _told(self._doors)
             self.identity = self._introduce(oneself)
             self._calls = Calls(self._loop, self._border, handlers or {})
             self._connector = Connector(self._surroundings(secret), self._loop)
@@ -138,6 +149,7 @@ class ControlPlane:
             table=self._table,
             border=self._border,
             endpoints=self._endpoints,
+            homes=self._homes,
             connect_timeout=self._settings.connect_timeout,
             came_up=self._came_up,
             lose=self._lose,
@@ -359,6 +371,13 @@ class ControlPlane:
                 self._calls.received(record, event.data)
             except PeerRefused as error:
                 self._lose(record, Status.PROTOCOL, str(error))
+
+
+def _told(doors: tuple[Door, ...]) -> tuple[str, ...]:
+    """What others are told: every door's first address before the further ones."""
+    first = [door.address for door in doors]
+    rest = [address for door in doors for address in door.others]
+    return tuple(map(str, (*first, *rest)))[:MAX_ADDRESSES]
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

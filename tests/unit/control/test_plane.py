@@ -128,10 +128,17 @@ def test_two_ways_to_say_the_same(plane):
     assert plane(listen=()).plane.addresses == ()
 
 
-def test_wildcards_need_advertise(plane):
+def test_listening_on_all_addresses(plane):
     for listen in ("0.0.0.0:0", "[::]:0"):
         with pytest.raises(InvalidUse, match="advertise="):
-            plane(listen=listen)
+            plane(listen=listen, tcp_interfaces=("no-such-interface",))
+    everywhere = plane(listen=["0.0.0.0:0", "[::]:0"], tcp_interfaces=("lo",)).plane
+    assert [address.rpartition(":")[0] for address in everywhere.addresses[1:]] == [
+        "127.0.0.1",
+        "[::1]",
+    ]
+    for address in everywhere.addresses[1:]:
+        assert plane(providers=("tcp",)).plane.connect(address).link == "tcp"
     with pytest.raises(InvalidUse):
         plane(listen="0.0.0.0:0", advertise="two words")
     a = plane(listen="0.0.0.0:0", advertise="127.0.0.1")

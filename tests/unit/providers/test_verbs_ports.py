@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from transport.errors import Unavailable
-from transport.providers.verbs import devices, network
+from transport.providers.verbs import devices
 from transport.providers.verbs.devices import Request, UsablePort, check_port, choose_gid
 from transport.providers.verbs.gid import Gid, Kind, Place, Wish, choose
-from transport.providers.verbs.network import Network
 from transport.providers.verbs.ports import Port, described
+from transport.topology import network
+from transport.topology.network import Network
 
 EMPTY = bytes(16)
 # Reading it gives EINVAL, as an attribute of a row without an interface does.

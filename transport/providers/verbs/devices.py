@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 from transport.errors import Unavailable
 from transport.providers.verbs import gid as gids
-from transport.providers.verbs import network, ports
+from transport.providers.verbs import ports
 from transport.providers.verbs.rails import RailFacts
+from transport.topology import network
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

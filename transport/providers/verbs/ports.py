@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from transport.providers.verbs.network import Network
+    from transport.topology.network import Network
 
 _MAX_PORTS = 256
 _MAX_GIDS = 256  # an address vector names no higher index
