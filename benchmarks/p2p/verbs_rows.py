@@ -24,9 +24,10 @@ class Row:
     unit: str  # "GB/s", "msg/s", "us"
     target: float
     pyverbs: bool = False
+    driver: str = "python"  # of ours: "c" calls the engine from a loop in C, as perftest's is
 
     def question(self) -> dict[str, Any]:
-        names = ("kind", "op", "size", "batch", "window", "submissions")
+        names = ("kind", "op", "size", "batch", "window", "submissions", "driver")
         return {name: getattr(self, name) for name in names}
 
     def figure(self, us: float) -> float:
@@ -42,7 +43,17 @@ def _stream(op: str, size: int, messages: int) -> Row:
 
 
 _N = 2000  # 8-byte messages of one run
-_SMALL = "-s", "8", "-n", str(_N)
+
+
+def _small(name: str, kind: str, op: str, tool: str, *options: str) -> list[Row]:
+    """One message after the other, from Python and from C."""
+    command = tool, "-s", "8", "-n", str(_N), *options
+    return [
+        Row(name + suffix, kind, op, 8, 1, 1, _N, command, "us", 1.3, driver=driver)
+        for suffix, driver in (("", "python"), ("-in-c", "c"))
+    ]
+
+
 _LIST = "ib_write_bw", "-s", "4096", "-l", "16", "-n", "8192", "-q", "1"
 
 ROWS = {
@@ -53,10 +64,8 @@ ROWS = {
         *(_stream("read", size, n) for size, n in ((64 * KIB, 4096), (256 * KIB, 1024))),
         *(_stream("read", size, n) for size, n in ((MIB, 256), (4 * MIB, 128))),
         Row("write-4k-list", "prepared", "write", 4096, 256, 2, 32, _LIST, "msg/s", 0.8),
-        Row("write-8", "single", "write", 8, 1, 1, _N,
-            ("ib_write_bw", *_SMALL, "-t", "1"), "us", 1.3),
-        Row("ping-pong-8", "pingpong", "write", 8, 1, 1, _N,
-            ("ib_write_lat", *_SMALL), "us", 1.3),
-        Row("read-8", "single", "read", 8, 1, 1, _N, ("ib_read_lat", *_SMALL), "us", 1.3),
+        *_small("write-8", "single", "write", "ib_write_bw", "-t", "1"),
+        *_small("ping-pong-8", "pingpong", "write", "ib_write_lat"),
+        *_small("read-8", "single", "read", "ib_read_lat"),
     )
 }  # fmt: skip

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import statistics
 import sys
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.p2p.small_in_c import SmallInC
 from transport import Read, Write
 from transport.cli.bench_p2p import Plan, Side, arrived, measure_size
 from transport.cli.bench_side import SOURCE_SEED, fill, open_engine, publish_regions
@@ -46,7 +48,9 @@ def far(listen: str) -> None:
         for line in sys.stdin:
             hit = pong.ready(engine.peers[0], "near")
             _say()
-            pong.play(hit, json.loads(line)["submissions"], serves=False)
+            row = json.loads(line)
+            play = pong.play_in_c if row["driver"] == "c" else pong.play
+            play(hit, row["submissions"], serves=False)
             _say()
         for region in (*regions, pong.region):
             region.close()
@@ -81,6 +85,15 @@ class _Pong:
                 run()
 
         return statistics.median(_groups(count, turn)) / 2
+
+    def play_in_c(self, hit: Prepared, count: int, *, serves: bool) -> float:
+        ends = self.ball.ctypes.data, self.hole.ctypes.data
+        return statistics.median(_small().pingpong(hit, count, *ends, serves=serves)) / 2e3
+
+
+@functools.cache
+def _small() -> SmallInC:
+    return SmallInC()
 
 
 def _side(engine: Engine, peer: Peer, row: dict[str, Any]) -> tuple[Side, Plan]:
@@ -154,7 +167,10 @@ def _single(engine: Engine, peer: Peer, row: dict[str, Any]) -> dict[str, Any]:
     seed = _seed(side, row)
     with engine.prepare(_request(side, row), provider="verbs") as prepared:
         run = prepared.run
-        times = _groups(row["submissions"], lambda _: run())
+        if row["driver"] == "c":
+            times = [ns / 1e3 for ns in _small().single(prepared, row["submissions"])]
+        else:
+            times = _groups(row["submissions"], lambda _: run())
         path = prepared.path
     us = statistics.median(times) if row["op"] == "read" else statistics.mean(times)
     return {"us": us, "verified": path == "rc" and arrived(side, plan, 0, row["size"], seed)}
@@ -169,7 +185,8 @@ def near(address: str) -> None:
             row = json.loads(line)
             if row["kind"] == "pingpong":
                 hit = pong.ready(peer, "far")
-                us = pong.play(hit, row["submissions"], serves=True)
+                play = pong.play_in_c if row["driver"] == "c" else pong.play
+                us = play(hit, row["submissions"], serves=True)
                 _say(us=us, verified=hit.path == "rc")
             else:
                 _say(**_KINDS[row["kind"]](engine, peer, row))
