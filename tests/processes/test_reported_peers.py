@@ -208,7 +208,7 @@ def test_a_pickle_on_the_control_socket_is_dropped(tmp_path):
         for start, end in itertools.product((b"", preamble), (body, framed)):
             with socket.create_connection((host, int(port)), timeout=WAIT) as link:
                 link.sendall(start + end)
-                with contextlib.suppress(ConnectionError):
+                with contextlib.suppress(OSError):  # it hung up
                     link.shutdown(socket.SHUT_WR)
                     while link.recv(4096):
                         pass
