@@ -2,7 +2,10 @@
 #ifndef TN_BASE_COPY_H
 #define TN_BASE_COPY_H
 
+#include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
+#include <string.h>
 
 #include "transport_native.h"
 
@@ -10,7 +13,34 @@
  * the cache, not on how they are cut. */
 void tn_copy_hint(void *to, const void *from, size_t bytes, size_t total);
 
-/* From this total on, tn_copy and tn_copy_hint use non-temporal stores; SIZE_MAX: never. */
+/* From this total on, a copy of whose size nothing is known yet uses non-temporal stores; SIZE_MAX:
+ * never. From the size of the cache. */
 size_t tn_copy_threshold(void);
+
+/* How all parts of one transfer are copied. Which stores are faster depends on the machine, on what
+ * else uses its cache, and on how many threads copy: the first transfers of each magnitude take
+ * turns and are timed, those after them use what was faster. */
+struct tn_copy_plan {
+    bool streaming;
+    uint8_t trial; /* 1 + the magnitude that it is timed for; 0: none */
+};
+
+/* What is smaller in all fits the caches of one core, where plain stores win by far. */
+#define TN_COPY_SMALL ((size_t)2 << 20)
+struct tn_copy_plan tn_copy_plan_large(size_t total);
+static inline struct tn_copy_plan tn_copy_plan(size_t total)
+{
+    return total < TN_COPY_SMALL ? (struct tn_copy_plan){0} : tn_copy_plan_large(total);
+}
+void tn_copy_by_large(struct tn_copy_plan plan, void *to, const void *from, size_t bytes);
+static inline void tn_copy_by(struct tn_copy_plan plan, void *to, const void *from, size_t bytes)
+{
+    if (plan.streaming || plan.trial)
+        tn_copy_by_large(plan, to, from, bytes);
+    else if (bytes)
+        memcpy(to, from, bytes);
+}
+/* What tn_copy_by tells of a part; for tests. */
+void tn_copy_plan_learn(struct tn_copy_plan plan, size_t bytes, uint64_t ns);
 
 #endif

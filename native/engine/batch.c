@@ -299,7 +299,7 @@ static void init(struct tn_transfer *transfer, struct tn_engine *engine,
     transfer->room_regions = TN_TRANSFER_FEW;
     transfer->references = 1;
     transfer->provider = TN_MAX_PROVIDERS;
-    transfer->path = "";
+    atomic_store_explicit(&transfer->path, "", memory_order_relaxed);
     transfer->is_quiet = 1;
 }
 

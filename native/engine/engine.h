@@ -47,7 +47,7 @@ struct tn_engine {
     struct tn_list peers; /* every peer that is not buried */
 
     pthread_mutex_t active_lock;
-    struct tn_list active;   /* transfers that are not quiet */
+    struct tn_list active;   /* transfers that are not quiet, once they have begun */
     struct tn_list prepared; /* those that can be started */
     uint64_t next_deadline;
 
@@ -172,7 +172,8 @@ void tn_transfer_unuse_regions(struct tn_transfer *transfer);
 /* submit.c */
 /* The transfer is quiet, its regions are counted in, and nobody else has a reference. TN_INVALID:
  * it was sealed; else it has begun, and ends as it may. */
-int tn_transfer_begin(struct tn_peer *peer, struct tn_transfer *transfer, uint64_t deadline_ns);
+int tn_transfer_begin(struct tn_peer *peer, struct tn_transfer *transfer, uint64_t now,
+                      uint64_t deadline_ns);
 /* A reference to the transfer's peer, or NULL if it is quiet. Whoever calls into a link holds one,
  * so that the link is not freed below it when the transfer becomes quiet. */
 struct tn_peer *tn_transfer_peer(struct tn_transfer *transfer);
@@ -186,7 +187,7 @@ void tn_transfer_reject(struct tn_transfer *transfer, int status, const char *te
 void tn_transfer_abort(struct tn_transfer *transfer, int status,
                        const char *text); /* deadline, cancel */
 
-/* prepared.c: lets go of its peer, or does nothing; of all */
+/* prepared.c: lets go of its peer, or does nothing; of all, none of which can be started again */
 void tn_prepared_release(struct tn_transfer *transfer);
 void tn_prepared_release_all(struct tn_engine *engine);
 

@@ -51,9 +51,11 @@ static void count(struct tn_transfer *transfer, int status)
 static void finish(struct tn_engine *engine, struct tn_transfer *transfer)
 {
     tn_transfer_unuse_regions(transfer);
-    pthread_mutex_lock(&engine->active_lock);
-    tn_list_remove(&transfer->active);
-    pthread_mutex_unlock(&engine->active_lock);
+    if (transfer->listed) {
+        pthread_mutex_lock(&engine->active_lock);
+        tn_list_remove(&transfer->active);
+        pthread_mutex_unlock(&engine->active_lock);
+    }
     pthread_mutex_lock(&transfer->lock);
     struct tn_peer *peer = transfer->peer;
     bool worked = atomic_load_explicit(&transfer->status, memory_order_relaxed) == TN_PENDING;

@@ -6,6 +6,7 @@
 
 static void enlist(struct tn_engine *engine, struct tn_transfer *transfer)
 {
+    transfer->listed = true;
     pthread_mutex_lock(&engine->active_lock);
     tn_list_append(&engine->active, &transfer->active);
     bool sooner = transfer->deadline_ns < engine->next_deadline;
@@ -38,6 +39,8 @@ static void start_on(struct tn_transfer *transfer, const struct tn_attachment *a
     uint32_t start = ++transfer->starts;
     pthread_mutex_unlock(&transfer->lock);
     at->ops->start(at->link, transfer);
+    if (tn_transfer_is_moved(transfer))
+        return; /* the link has nothing of it that could be cancelled */
     pthread_mutex_lock(&transfer->lock);
     if (transfer->starts == start) /* else it was passed on, and another link starts it now */
         transfer->started = true;
@@ -179,14 +182,15 @@ static void stop_waiting(struct tn_peer *peer, struct tn_transfer *transfer)
 }
 
 /* Everything of a run; what belongs to the batch stays. Called with the lock held. */
-static void arm(struct tn_transfer *transfer, struct tn_peer *peer, uint64_t deadline_ns)
+static void arm(struct tn_transfer *transfer, struct tn_peer *peer, uint64_t now,
+                uint64_t deadline_ns)
 {
     transfer->peer = peer;
     transfer->provider = TN_MAX_PROVIDERS;
-    transfer->path = "";
+    atomic_store_explicit(&transfer->path, "", memory_order_relaxed);
     transfer->link = NULL;
     transfer->link_ops = NULL;
-    transfer->submitted_ns = tn_now();
+    transfer->submitted_ns = now;
     transfer->deadline_ns = deadline_ns;
     transfer->cursor = (struct tn_cursor){0};
     transfer->n_returned = 0;
@@ -194,7 +198,7 @@ static void arm(struct tn_transfer *transfer, struct tn_peer *peer, uint64_t dea
     transfer->error = 0;
     transfer->vendor = 0;
     transfer->text[0] = 0;
-    transfer->started = transfer->notify_sent = false;
+    transfer->started = transfer->notify_sent = transfer->listed = false;
     transfer->fallback = 0;
     transfer->scratch = NULL;
     transfer->held = transfer->strikes = 0;
@@ -207,26 +211,46 @@ static void arm(struct tn_transfer *transfer, struct tn_peer *peer, uint64_t dea
     atomic_store_explicit(&transfer->status, TN_PENDING, memory_order_release);
 }
 
-int tn_transfer_begin(struct tn_peer *peer, struct tn_transfer *transfer, uint64_t deadline_ns)
+/* The peer is up. What a link completes at once is never listed: no deadline can end it earlier. */
+static void dispatch_first(struct tn_peer *peer, struct tn_transfer *transfer)
 {
-    pthread_mutex_lock(&transfer->lock);
-    bool sealed = transfer->sealed;
-    if (!sealed)
-        arm(transfer, peer, deadline_ns);
-    pthread_mutex_unlock(&transfer->lock);
-    if (sealed)
-        return tn_fail(TN_INVALID, "this prepared transfer is closed");
-    tn_transfer_reference(transfer); /* the engine's, until it is quiet */
-    tn_peer_reference(peer);         /* the transfer's */
-    tn_peer_reference(peer);         /* this function's */
-    enlist(peer->engine, transfer);
+    if (!tn_transfer_stopped(transfer))
+        choose(peer, transfer);
+    if (!tn_transfer_is_moved(transfer))
+        enlist(peer->engine, transfer);
+    tn_piece_done(transfer, 1);
+}
+
+/* The peer is connecting, or down. */
+static void await_peer(struct tn_peer *peer, struct tn_transfer *transfer)
+{
     int state;
+    enlist(peer->engine, transfer);
     if (peer_ready(peer, transfer, &state))
         tn_transfer_dispatch(peer, transfer);
     else if (state < 0)
         tn_transfer_reject(transfer, state, peer->text);
     else if (tn_transfer_stopped(transfer))
         stop_waiting(peer, transfer); /* its deadline passed before it stood in the list */
+}
+
+int tn_transfer_begin(struct tn_peer *peer, struct tn_transfer *transfer, uint64_t now,
+                      uint64_t deadline_ns)
+{
+    pthread_mutex_lock(&transfer->lock);
+    bool sealed = transfer->sealed;
+    if (!sealed)
+        arm(transfer, peer, now, deadline_ns);
+    pthread_mutex_unlock(&transfer->lock);
+    if (sealed)
+        return tn_fail(TN_INVALID, "this prepared transfer is closed");
+    tn_transfer_reference(transfer); /* the engine's, until it is quiet */
+    tn_peer_reference(peer);         /* the transfer's */
+    tn_peer_reference(peer);         /* this function's */
+    if (atomic_load(&peer->state) == TN_OK)
+        dispatch_first(peer, transfer);
+    else
+        await_peer(peer, transfer);
     tn_settle_run(peer->engine);
     tn_peer_unreference(peer);
     return TN_OK;
@@ -239,7 +263,7 @@ int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tran
     if (status != TN_OK)
         return status;
     *out = transfer;
-    return tn_transfer_begin(peer, transfer, batch->deadline_ns);
+    return tn_transfer_begin(peer, transfer, tn_now(), batch->deadline_ns);
 }
 
 /* The link may have passed it on by the time that it is called: then it finds nothing to cancel. */

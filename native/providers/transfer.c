@@ -250,9 +250,7 @@ void tn_transfer_fail(struct tn_transfer *transfer, int status, int error, uint3
 
 void tn_transfer_set_path(struct tn_transfer *transfer, const char *path)
 {
-    pthread_mutex_lock(&transfer->lock);
-    transfer->path = path;
-    pthread_mutex_unlock(&transfer->lock);
+    atomic_store_explicit(&transfer->path, path, memory_order_release);
 }
 
 void tn_transfer_reference(struct tn_transfer *transfer)

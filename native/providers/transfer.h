@@ -6,6 +6,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "base/copy.h"
 #include "providers/provider.h"
 
 /* A contiguous part of a transfer, handed out by tn_transfer_next. */
@@ -35,16 +36,17 @@ struct tn_transfer {
     struct tn_host *host;
     struct tn_peer *peer;
     uint32_t op;
-    uint32_t allowed;  /* bit mask of provider ids */
-    uint32_t provider; /* that carries it */
-    const char *path;  /* static text; see tn_transfer_set_path */
-    void *link;        /* the link that carries it */
+    uint32_t allowed;           /* bit mask of provider ids */
+    uint32_t provider;          /* that carries it */
+    _Atomic(const char *) path; /* static text; see tn_transfer_set_path */
+    void *link;                 /* the link that carries it */
     const struct tn_link_ops *link_ops;
 
     /* For the link that carries it. */
     struct tn_list node; /* in the link's own queue; the link holds a reference while it is there */
     int (*run)(struct tn_transfer
-                   *transfer); /* see tn_host.work: 1 did something, 0 nothing left to take */
+                   *transfer);   /* see tn_host.work: 1 did something, 0 nothing left to take */
+    struct tn_copy_plan copying; /* for links that copy; set by them in start */
     void *scratch;
     uint64_t held;    /* pieces that it has taken and not done or returned */
     bool passed_on;   /* it has offered it to other links */
@@ -89,6 +91,7 @@ struct tn_transfer {
 
     /* The engine's own. */
     struct tn_list active, working, settling;
+    bool listed;  /* in `active`; set before anybody can end it */
     bool waiting; /* `node` is in its peer's list; under the peer's lock */
     bool started; /* the link's start has returned: from now on it may be told to cancel; under lock
                    */
@@ -110,7 +113,17 @@ struct tn_transfer {
     _Atomic uint32_t runs;     /* that have begun */
     _Atomic int32_t former;    /* status of the run before */
     bool sealed;               /* no run begins any more; under lock */
+    bool awaited;              /* who starts it waits for its end */
 };
+
+/* Whether it is copied by the thread that starts it: to wake another would cost more, or that
+ * thread would wait for it anyway. */
+static inline bool tn_transfer_at_once(const struct tn_transfer *transfer)
+{
+    const struct tn_host *host = transfer->host;
+    return transfer->bytes <= host->inline_bytes ||
+           (transfer->awaited && transfer->bytes <= host->chunk_bytes);
+}
 
 static inline bool tn_op_is_atomic(uint32_t op)
 {
@@ -147,6 +160,14 @@ void tn_notify_done(struct tn_transfer *transfer);
 static inline bool tn_transfer_stopped(struct tn_transfer *transfer)
 {
     return atomic_load_explicit(&transfer->status, memory_order_acquire) != TN_PENDING;
+}
+/* All pieces are done and nothing has failed: only the caller's own count keeps it from being
+ * quiet.
+ */
+static inline bool tn_transfer_is_moved(struct tn_transfer *transfer)
+{
+    return !transfer->notify && !tn_transfer_stopped(transfer) &&
+           atomic_load_explicit(&transfer->outstanding, memory_order_acquire) == 1;
 }
 void tn_transfer_reference(struct tn_transfer *transfer);
 void tn_transfer_unreference(struct tn_transfer *transfer); /* frees with the last */

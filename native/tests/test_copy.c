@@ -69,6 +69,68 @@ static void test_threshold(void)
     CHECK(tn_copy_threshold() <= (size_t)32 << 20 || tn_copy_threshold() == SIZE_MAX);
 }
 
+static bool is_settled(size_t total)
+{
+    bool settled = true;
+    for (int i = 0; i < 4; i++) /* what is tried is not always timed */
+        settled &= !tn_copy_plan(total).trial;
+    return settled;
+}
+
+/* What it does once it knows what a MiB takes. */
+static bool streams_after(size_t total, uint64_t plain_ns, uint64_t streaming_ns)
+{
+    bool ways[2] = {false, false};
+    for (int i = 0; i < 200 && !is_settled(total); i++) {
+        struct tn_copy_plan plan = tn_copy_plan(total);
+        CHECK(plan.trial <= 8);
+        ways[plan.streaming] = true;
+        if (plan.trial)
+            tn_copy_plan_learn(plan, (size_t)1 << 20, plan.streaming ? streaming_ns : plain_ns);
+    }
+    CHECK(ways[0] && ways[1] && is_settled(total));
+    return tn_copy_plan(total).streaming;
+}
+
+/* Each magnitude learns for itself, from about as many parts of both ways; then it is settled. */
+static void test_learns(void)
+{
+    const size_t mib = (size_t)1 << 20;
+    CHECK(!tn_copy_plan(2 * mib - 1).streaming && !tn_copy_plan(2 * mib - 1).trial);
+    if (tn_copy_threshold() == SIZE_MAX) {
+        CHECK(!tn_copy_plan(SIZE_MAX).streaming && !tn_copy_plan(SIZE_MAX).trial);
+        return;
+    }
+    CHECK(!streams_after(2 * mib, 100, 200) && streams_after(4 * mib, 200, 100));
+    CHECK(!tn_copy_plan(4 * mib - 1).streaming && tn_copy_plan(8 * mib - 1).streaming);
+    CHECK(!is_settled(8 * mib) && !is_settled(SIZE_MAX));
+    CHECK(!streams_after(SIZE_MAX, 1000, 980) && is_settled(256 * mib));
+}
+
+/* By trial and after it, whole and cut into parts, every byte arrives. */
+static void test_by_plan(void)
+{
+    size_t bytes = ((size_t)8 << 20) + 12345, part = ((size_t)1 << 20) + 77;
+    uint8_t *to = malloc(bytes), *from = malloc(bytes);
+    CHECK(to && from);
+    for (size_t i = 0; i < bytes; i++)
+        from[i] = pattern(i);
+    bool tried = false, settled = false;
+    for (int turn = 0; turn < 64 && !settled; turn++) {
+        struct tn_copy_plan plan = tn_copy_plan(bytes);
+        tried |= plan.trial != 0;
+        settled = is_settled(bytes);
+        memset(to, 0, bytes);
+        for (size_t at = 0; at < bytes; at += part)
+            tn_copy_by(plan, to + at, from + at, part < bytes - at ? part : bytes - at);
+        CHECK(memcmp(to, from, bytes) == 0);
+    }
+    CHECK(settled && (tried || tn_copy_threshold() == SIZE_MAX));
+    tn_copy_by(tn_copy_plan(0), NULL, NULL, 0);
+    free(to);
+    free(from);
+}
+
 static void test_measure(void)
 {
     size_t bytes = 100003; /* shares of unequal length */
@@ -101,6 +163,8 @@ int main(void)
         test_sizes_and_alignments(TN_COPY_STREAMING);
     test_hint();
     test_threshold();
+    test_learns();
+    test_by_plan();
     test_measure();
     return 0;
 }

@@ -164,7 +164,7 @@ static void test_unasked_and_dropped(void)
     struct tn_shm_segment *used = tn_shm_segment_hold(pair->connection, remote.segment);
     deliver(pair, remote.segment, -1); /* its owner has closed it: unmapped, once nobody uses it */
     CHECK(used && used->mapping.address[remote.segment_offset + 9] == shm_pattern(1, 9));
-    tn_shm_segment_release(pair->connection, used);
+    tn_shm_segment_release(used);
     CHECK(shm_move(pair, TN_OP_READ, &remote, 0, local, 8) == TN_OK && pair->asked == 3);
     shm_pair_close(pair);
 }

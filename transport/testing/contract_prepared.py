@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from transport.engine.batch import Read, Write
-from transport.errors import Cancelled, DeadlineExceeded, InvalidUse, PeerLost, StaleRegion
+from transport.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidUse,
+    PeerLost,
+    StaleRegion,
+    TransferError,
+)
 from transport.testing.contract_data import WAIT
 from transport.testing.servant import pattern
 
@@ -166,10 +173,53 @@ class PreparedRules:
         with near.prepare(Read(remote, region)) as read:
             read.run(WAIT)
             region.close()
-            for begin in (read.start, read.run):
+            for begin in (read.run, read.start, read.run):
                 with pytest.raises(InvalidUse, match="closed"):
                     begin()
             assert read.runs == 1
+
+    def test_runs_in_a_row_until_it_is_closed(self, own: Engine, far: FarSide) -> None:
+        """After the first they go another way, which must see all the same what was closed."""
+        remote, into = far.make("x", 1000, seed=3), np.zeros(1000, np.uint8)
+        with own.prepare(Read(remote, into)) as read, own.prepare(Read(remote, into)) as other:
+            for _ in range(300):
+                into[:] = 0
+                assert read.run() is read
+                assert np.array_equal(into, pattern(3, 1000))
+            assert (read.runs, read.status, read.quiet) == (300, "ok", True)
+            other.run()
+            other.close()
+            with pytest.raises(InvalidUse, match="prepared transfer is closed"):
+                other.run()
+            own.close()
+            for _ in range(2):
+                with pytest.raises(InvalidUse, match="engine is closed"):
+                    read.run()
+            assert (read.runs, other.runs) == (300, 1)
+
+    def test_threads_that_run_until_the_engine_is_closed(self, own: Engine, far: FarSide) -> None:
+        remote, begun = far.make("x", 100_000), threading.Barrier(4)
+        refusals: list[BaseException] = []
+
+        def run() -> None:
+            with own.prepare(Read(remote, bytearray(100_000))) as read:
+                read.run(WAIT)
+                begun.wait(WAIT)
+                try:
+                    while True:
+                        read.run()
+                except (InvalidUse, PeerLost, TransferError) as error:
+                    refusals.append(error)
+
+        threads = [threading.Thread(target=run) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        begun.wait(WAIT)
+        own.close()
+        for thread in threads:
+            thread.join(WAIT)
+            assert not thread.is_alive()
+        assert len(refusals) == 3
 
     def test_a_remote_region_that_was_closed(
         self, own: Engine, fresh: Callable[..., FarSide]

@@ -55,9 +55,9 @@ static void copy_mapped(const struct tn_shm_chunk *chunk, const struct tn_mappin
         void *local = (void *)(uintptr_t)piece->local;
         uint8_t *remote = base + piece->remote_offset;
         if (chunk->transfer->op == TN_OP_WRITE)
-            tn_copy_hint(remote, local, piece->length, chunk->transfer->bytes);
+            tn_copy_by(chunk->transfer->copying, remote, local, piece->length);
         else
-            tn_copy_hint(local, remote, piece->length, chunk->transfer->bytes);
+            tn_copy_by(chunk->transfer->copying, local, remote, piece->length);
     }
 }
 
@@ -120,7 +120,7 @@ static void run_chunk(struct tn_shm_chunk *chunk)
             move_guarded(chunk, &segment->mapping);
         else
             fail(chunk, status);
-        tn_shm_segment_release(connection, segment);
+        tn_shm_segment_release(segment);
     } else if (atomic_load(&connection->process_vm)) {
         move_guarded(chunk, NULL);
     } else {
@@ -142,7 +142,8 @@ static void leave_active(struct tn_shm_connection *connection, struct tn_transfe
         tn_transfer_unreference(transfer);
 }
 
-int tn_shm_chunk_run(struct tn_transfer *transfer)
+/* How many pieces it took; the caller reports them. */
+static int run_next(struct tn_transfer *transfer)
 {
     struct tn_shm_chunk chunk;
     uint64_t bytes = transfer->host->chunk_bytes;
@@ -157,7 +158,24 @@ int tn_shm_chunk_run(struct tn_transfer *transfer)
                          chunk.connection->close_text);
     else
         run_chunk(&chunk);
-    leave_active(chunk.connection, transfer);
-    tn_piece_done(transfer, (uint64_t)chunk.count);
+    return chunk.count;
+}
+
+int tn_shm_chunk_run(struct tn_transfer *transfer)
+{
+    int count = run_next(transfer);
+    if (count == 0)
+        return 0;
+    leave_active(transfer->link, transfer);
+    tn_piece_done(transfer, (uint64_t)count);
     return 1;
+}
+
+void tn_shm_chunk_run_all(struct tn_transfer *transfer)
+{
+    int count = 1;
+    while (count && !tn_transfer_exhausted(transfer)) {
+        count = run_next(transfer);
+        tn_piece_done(transfer, (uint64_t)count);
+    }
 }

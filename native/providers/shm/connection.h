@@ -20,8 +20,8 @@ struct tn_shm_segment {
     struct tn_list node;
     uint32_t number;
     enum tn_shm_segment_state state;
-    bool dropped;   /* the owner has closed it: unmapped with the last user */
-    uint32_t users; /* chunks that copy to or from it now */
+    _Atomic uint32_t
+        users; /* chunks that copy to or from it now, and 1 until its owner closes it */
     struct tn_mapping mapping;
     char reason[96]; /* if refused */
 };
@@ -89,9 +89,10 @@ void tn_shm_segment_explain(struct tn_shm_connection *connection, uint32_t numbe
                             size_t capacity);
 void tn_shm_segment_drop(struct tn_shm_segment *segment);
 void tn_shm_segments_free(struct tn_shm_connection *connection);
-/* Keeps a mapped segment in place until it is released; NULL if it is not mapped. Take the lock. */
+/* Keeps a mapped segment in place until it is released; NULL if it is not mapped. These two are
+ * called without the lock. */
 struct tn_shm_segment *tn_shm_segment_hold(struct tn_shm_connection *connection, uint32_t number);
-void tn_shm_segment_release(struct tn_shm_connection *connection, struct tn_shm_segment *segment);
+void tn_shm_segment_release(struct tn_shm_segment *segment);
 
 /* A chunk: pieces of one remote region, which are moved together. */
 struct tn_shm_chunk {
@@ -104,6 +105,8 @@ struct tn_shm_chunk {
 
 /* chunk.c: moves pieces; failures go to the transfer. 1, or 0 when nothing is left to hand out. */
 int tn_shm_chunk_run(struct tn_transfer *transfer);
+/* All that is left of a small transfer, which is in none of the connection's lists. */
+void tn_shm_chunk_run_all(struct tn_transfer *transfer);
 /* Whether the region is still what the handle says; TN_OK, TN_STALE or TN_REMOTE_ACCESS. */
 int tn_shm_chunk_check(const struct tn_shm_chunk *chunk);
 

@@ -35,7 +35,7 @@ static int link_accepts(void *link, const struct tn_transfer *transfer, char *wh
     return status;
 }
 
-/* 1: this call is the first to need the segment, and it has to be asked for. */
+/* This call is the first to need the segment, and it has to be asked for. */
 static bool must_ask(struct tn_shm_connection *connection, uint32_t number)
 {
     if (number == TN_NO_SEGMENT)
@@ -47,40 +47,57 @@ static bool must_ask(struct tn_shm_connection *connection, uint32_t number)
     return first;
 }
 
-/* Called with the lock held. Memory outside of segments counts as refused. */
-static bool any_remote_is(struct tn_shm_connection *connection, const struct tn_transfer *transfer,
-                          enum tn_shm_segment_state state)
+#define UNKNOWN 31 /* beside enum tn_shm_segment_state: nobody has asked for it */
+
+/* Called with the lock held: which states the segments of its remotes are in, one bit each. Memory
+ * outside of segments counts as refused. */
+static uint32_t survey(struct tn_shm_connection *connection, const struct tn_transfer *transfer)
 {
+    uint32_t states = 0, last = TN_NO_SEGMENT;
     for (uint64_t i = 0; i < transfer->n_remotes; i++) {
         uint32_t number = transfer->remotes[i].segment;
+        if (i && number == last)
+            continue;
+        last = number;
         struct tn_shm_segment *segment =
             number == TN_NO_SEGMENT ? NULL : tn_shm_segment_find(connection, number);
-        if ((segment ? segment->state : TN_SHM_REFUSED) == state)
-            return true;
+        uint32_t state = segment                   ? (uint32_t)segment->state
+                         : number == TN_NO_SEGMENT ? (uint32_t)TN_SHM_REFUSED
+                                                   : UNKNOWN;
+        states |= UINT32_C(1) << state;
     }
-    return false;
+    return states;
 }
 
-/* Called with the lock held, when no segment is missing any more. */
-static void set_path(struct tn_shm_connection *connection, struct tn_transfer *transfer)
+/* When no segment is missing any more. */
+static void set_path(struct tn_transfer *transfer, uint32_t states)
 {
-    bool mapped = !any_remote_is(connection, transfer, TN_SHM_REFUSED);
+    bool mapped = !(states >> TN_SHM_REFUSED & 1) && !(states >> UNKNOWN & 1);
     tn_transfer_set_path(transfer, mapped ? "mapped" : "process_vm");
 }
 
 /* Called with the lock held; TN_PENDING: it waits. */
-static int enlist(struct tn_shm_connection *connection, struct tn_transfer *transfer)
+static int enlist(struct tn_shm_connection *connection, struct tn_transfer *transfer,
+                  uint32_t states)
 {
     if (atomic_load(&connection->closed))
         return connection->close_status;
-    set_path(connection, transfer);
-    bool waits = any_remote_is(connection, transfer, TN_SHM_ASKED);
-    bool small = transfer->bytes <= connection->host->inline_bytes;
-    if (waits || !small) {
+    set_path(transfer, states);
+    bool waits = states >> TN_SHM_ASKED & 1;
+    if (waits || !tn_transfer_at_once(transfer)) {
         tn_transfer_reference(transfer);
         tn_list_append(waits ? &connection->waiting : &connection->active, &transfer->node);
     }
     return waits ? TN_PENDING : TN_OK;
+}
+
+/* Asked without our lock: the stream's lock comes before ours when an answer arrives. */
+static void ask(struct tn_shm_connection *connection, struct tn_transfer *transfer)
+{
+    struct tn_host *host = connection->host;
+    for (uint64_t i = 0; i < transfer->n_remotes; i++)
+        if (must_ask(connection, transfer->remotes[i].segment))
+            host->want_segment(host, transfer->peer, transfer->remotes[i].segment);
 }
 
 static void link_start(void *link, struct tn_transfer *transfer)
@@ -88,22 +105,23 @@ static void link_start(void *link, struct tn_transfer *transfer)
     struct tn_shm_connection *connection = link;
     struct tn_host *host = connection->host;
     transfer->run = tn_shm_chunk_run;
-    tn_transfer_reference(transfer); /* it may end within */
-    /* Asked without our lock: the stream's lock comes before ours when an answer arrives. */
-    for (uint64_t i = 0; i < transfer->n_remotes; i++)
-        if (must_ask(connection, transfer->remotes[i].segment))
-            host->want_segment(host, transfer->peer, transfer->remotes[i].segment);
+    transfer->copying = tn_copy_plan(transfer->bytes);
     pthread_mutex_lock(&connection->lock);
-    int status = enlist(connection, transfer);
+    uint32_t states = survey(connection, transfer);
+    if (states >> UNKNOWN & 1) {
+        pthread_mutex_unlock(&connection->lock);
+        ask(connection, transfer);
+        pthread_mutex_lock(&connection->lock);
+        states = survey(connection, transfer);
+    }
+    int status = enlist(connection, transfer, states);
     pthread_mutex_unlock(&connection->lock);
     if (status < 0)
         tn_transfer_fail(transfer, status, 0, 0, "%s", connection->close_text);
-    else if (status == TN_OK && transfer->bytes > host->inline_bytes)
+    else if (status == TN_OK && !tn_transfer_at_once(transfer))
         host->work(host, transfer);
     else if (status == TN_OK)
-        while (tn_shm_chunk_run(transfer))
-            ;
-    tn_transfer_unreference(transfer);
+        tn_shm_chunk_run_all(transfer);
 }
 
 /* The node is in one of our lists, and each of them holds a reference. */
@@ -131,10 +149,11 @@ static struct tn_transfer *next_ready(struct tn_shm_connection *connection)
     for (struct tn_list *node = connection->waiting.next; node != &connection->waiting;
          node = node->next) {
         struct tn_transfer *transfer = tn_container(node, struct tn_transfer, node);
-        if (any_remote_is(connection, transfer, TN_SHM_ASKED))
+        uint32_t states = survey(connection, transfer);
+        if (states >> TN_SHM_ASKED & 1)
             continue;
         tn_list_remove(node);
-        set_path(connection, transfer);
+        set_path(transfer, states);
         tn_list_append(&connection->active, node);
         tn_transfer_reference(transfer);
         return transfer;

@@ -27,6 +27,7 @@ struct tn_shm_segment *tn_shm_segment_ask(struct tn_shm_connection *connection, 
         return NULL;
     segment->number = number;
     segment->state = TN_SHM_ASKED;
+    atomic_init(&segment->users, 1);
     tn_list_append(bucket(connection, number), &segment->node);
     return segment;
 }
@@ -52,9 +53,7 @@ static void free_segment(struct tn_shm_segment *segment)
 void tn_shm_segment_drop(struct tn_shm_segment *segment)
 {
     tn_list_remove(&segment->node);
-    segment->dropped = true;
-    if (segment->users == 0)
-        free_segment(segment);
+    tn_shm_segment_release(segment);
 }
 
 void tn_shm_segments_free(struct tn_shm_connection *connection)
@@ -73,17 +72,15 @@ struct tn_shm_segment *tn_shm_segment_hold(struct tn_shm_connection *connection,
     pthread_mutex_lock(&connection->lock);
     struct tn_shm_segment *segment = tn_shm_segment_find(connection, number);
     if (segment && segment->state == TN_SHM_MAPPED)
-        segment->users++;
+        atomic_fetch_add_explicit(&segment->users, 1, memory_order_relaxed);
     else
         segment = NULL;
     pthread_mutex_unlock(&connection->lock);
     return segment;
 }
 
-void tn_shm_segment_release(struct tn_shm_connection *connection, struct tn_shm_segment *segment)
+void tn_shm_segment_release(struct tn_shm_segment *segment)
 {
-    pthread_mutex_lock(&connection->lock);
-    if (--segment->users == 0 && segment->dropped)
+    if (atomic_fetch_sub_explicit(&segment->users, 1, memory_order_acq_rel) == 1)
         free_segment(segment);
-    pthread_mutex_unlock(&connection->lock);
 }

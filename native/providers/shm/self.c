@@ -28,7 +28,7 @@ static void copy_piece(const struct tn_transfer *transfer, const struct tn_piece
     if (overlap(piece->local, remote, piece->length))
         memmove(to, from, piece->length);
     else
-        tn_copy_hint(to, from, piece->length, transfer->bytes);
+        tn_copy_by(transfer->copying, to, from, piece->length);
 }
 
 /* One side's file may end. */
@@ -100,8 +100,9 @@ static void self_start(void *link, struct tn_transfer *transfer)
 {
     struct tn_host *host = link;
     tn_transfer_set_path(transfer, "self");
+    transfer->copying = tn_copy_plan(transfer->bytes);
     transfer->run = overlaps_itself(transfer) ? run_whole : run_chunk;
-    if (transfer->bytes > host->inline_bytes) {
+    if (!tn_transfer_at_once(transfer)) {
         host->work(host, transfer);
         return;
     }
