@@ -187,7 +187,7 @@ void tn_transfer_reject(struct tn_transfer *transfer, int status, const char *te
 void tn_transfer_abort(struct tn_transfer *transfer, int status,
                        const char *text); /* deadline, cancel */
 
-/* prepared.c: lets go of its peer, or does nothing; of all, none of which can be started again */
+/* prepared.c: lets go of its peer, or does nothing; of all */
 void tn_prepared_release(struct tn_transfer *transfer);
 void tn_prepared_release_all(struct tn_engine *engine);
 

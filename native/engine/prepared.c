@@ -77,28 +77,34 @@ static int start(struct tn_transfer *transfer, uint64_t lifetime_ns)
     if (status != TN_OK)
         return status;
     uint64_t now = tn_now();
-    status = tn_transfer_begin(peer, transfer,
+    status = tn_transfer_begin(peer, transfer, now,
                                lifetime_ns > UINT64_MAX - now ? TN_NO_DEADLINE : now + lifetime_ns);
     if (status != TN_OK)
         tn_transfer_unuse_regions(transfer);
     return status;
 }
 
-int tn_transfer_start(struct tn_transfer *transfer, uint64_t lifetime_ns)
+static int start_alone(struct tn_transfer *transfer, uint64_t lifetime_ns, bool awaited)
 {
     if (!transfer->home)
         return tn_fail(TN_INVALID, "only a prepared transfer can be started");
     if (atomic_exchange(&transfer->starting, 1))
         return tn_fail(TN_AGAIN, "another thread is starting this transfer");
+    transfer->awaited = awaited;
     int status = start(transfer, lifetime_ns);
-    atomic_store(&transfer->starting, 0);
+    atomic_store_explicit(&transfer->starting, 0, memory_order_release);
     return status;
+}
+
+int tn_transfer_start(struct tn_transfer *transfer, uint64_t lifetime_ns)
+{
+    return start_alone(transfer, lifetime_ns, false);
 }
 
 int tn_transfer_run(struct tn_transfer *transfer, uint64_t lifetime_ns, uint64_t timeout_ns,
                     int32_t *started)
 {
-    *started = tn_transfer_start(transfer, lifetime_ns);
+    *started = start_alone(transfer, lifetime_ns, true);
     return *started == TN_OK ? tn_transfer_wait(transfer, timeout_ns) : *started;
 }
 
