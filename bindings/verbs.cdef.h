@@ -40,6 +40,7 @@ int tn_verbs_context_check(const char *library, uintptr_t address, char *name, s
 
 int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs **out);
 int tn_verbs_split_regions(struct tn_verbs *verbs, uint64_t span_bytes, uint32_t threads);
+int tn_verbs_limit_pairs(struct tn_verbs *verbs, uint32_t pairs, uint64_t idle_ns);
 
 enum tn_verbs_relaxed {
     TN_VERBS_RELAXED_AUTO = ...,

@@ -189,6 +189,15 @@ class Settings:
     verbs_qps_per_peer: int = _setting(
         1, kinds.count(1, 32), "queue pairs for each pair of rails; both ends use the lesser"
     )
+    verbs_idle_qps: int = _setting(
+        1024,
+        kinds.count(0, 65536),
+        "queue pairs that may be open while nobody uses them; of more, those idle for the longest "
+        "time are closed, and open again when they are used",
+    )
+    verbs_idle_time: float = _setting(
+        60.0, kinds.SECONDS, "queue pairs that neither end has used for this long are idle"
+    )
     verbs_recovery: float = _setting(
         10.0,
         kinds.SECONDS,

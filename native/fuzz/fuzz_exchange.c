@@ -6,12 +6,13 @@
 #include "providers/verbs/exchange.h"
 #include "tests/check.h"
 
-enum { BEGIN, FAIL, HEAR, OPERATIONS };
+enum { BEGIN, FAIL, REST, HEAR, OPERATIONS };
 
 static void hear(struct tn_verbs_exchange *exchange, const uint8_t *bytes)
 {
-    struct tn_verbs_message message = {
-        .kind = bytes[0] % 8, .epoch = bytes[1] & 15, .status = (int8_t)bytes[2] / 64};
+    struct tn_verbs_message message = {.kind = bytes[0] % (TN_VERBS_KINDS + 1),
+                                       .epoch = bytes[1] & 15,
+                                       .status = (int8_t)bytes[2] / 64};
     if (bytes[1] == 255)
         message.epoch = UINT64_MAX;
     struct tn_verbs_exchange before = *exchange;
@@ -41,6 +42,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             break;
         case FAIL:
             tn_verbs_exchange_dropped(&exchange);
+            break;
+        case REST:
+            if (exchange.phase == TN_VERBS_READY)
+                tn_verbs_exchange_rest(&exchange);
             break;
         default:
             hear(&exchange, data + at + 1);

@@ -573,6 +573,11 @@ int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs
  * registered in parts of that size, `threads` parts at once. */
 int tn_verbs_split_regions(struct tn_verbs *verbs, uint64_t span_bytes, uint32_t threads);
 
+/* Before the first link: while more than `pairs` queue pairs are open, those of links that neither
+ * end has used for `idle_ns` are closed, the least recently used first. They open again when they
+ * are used. */
+int tn_verbs_limit_pairs(struct tn_verbs *verbs, uint32_t pairs, uint64_t idle_ns);
+
 /* Whether PCIe may reorder the NIC's writes: where it can, never, or no rail without. */
 enum tn_verbs_relaxed { TN_VERBS_RELAXED_AUTO, TN_VERBS_RELAXED_OFF, TN_VERBS_RELAXED_ON };
 

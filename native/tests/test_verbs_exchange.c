@@ -19,6 +19,7 @@ struct end_of_lane {
     struct tn_verbs_exchange exchange;
     struct stream *out;
     bool pair;           /* it has a queue pair */
+    bool in_use;         /* it does not let the peer close it */
     uint64_t pair_epoch; /* of it */
     uint64_t carried;    /* epoch of a queue pair that may have left packets behind; 0: none */
     int refuse;          /* so many openings fail */
@@ -40,7 +41,7 @@ static void put(struct end_of_lane *end, uint32_t kind, int status)
 
 static void drop(struct end_of_lane *end)
 {
-    if (end->pair && end->exchange.phase == TN_VERBS_READY)
+    if (end->pair && end->exchange.phase >= TN_VERBS_READY)
         end->carried = end->pair_epoch;
     end->pair = false;
 }
@@ -62,10 +63,33 @@ static void refuse(struct end_of_lane *end, uint32_t kind)
     put(end, kind, TN_UNAVAILABLE);
 }
 
+static void rest(struct end_of_lane *end)
+{
+    if (end->exchange.phase != TN_VERBS_READY)
+        return;
+    tn_verbs_exchange_rest(&end->exchange);
+    put(end, TN_VERBS_REST, 0);
+}
+
+static void answer_rest(struct end_of_lane *end)
+{
+    bool stays = end->pair && end->in_use;
+    if (!stays) {
+        end->pair = false;
+        if (end->exchange.phase != TN_VERBS_WANTED)
+            tn_verbs_exchange_dropped(&end->exchange);
+    }
+    put(end, TN_VERBS_RESTED, stays ? TN_AGAIN : TN_OK);
+}
+
 static void act(struct end_of_lane *end, enum tn_verbs_action action)
 {
     CHECK(action != TN_VERBS_VIOLATION);
-    if (action == TN_VERBS_OPEN) {
+    if (action == TN_VERBS_MAY_REST) {
+        answer_rest(end);
+    } else if (action == TN_VERBS_STAY) {
+        CHECK(end->pair);
+    } else if (action == TN_VERBS_OPEN) {
         if (open_pair(end))
             refuse(end, TN_VERBS_ANSWER);
         else
@@ -129,7 +153,7 @@ static void play(unsigned seed)
     for (int step = 0; step < 400; step++) {
         unsigned choice = next_random(&seed);
         struct end_of_lane *end = &ends[choice & 1], *other = &ends[!(choice & 1)];
-        switch (choice / 2 % 8) {
+        switch (choice / 2 % 10) {
         case 0:
             fail(end);
             break;
@@ -139,6 +163,12 @@ static void play(unsigned seed)
         case 2:
         case 3:
             begin(end);
+            break;
+        case 4:
+            rest(end);
+            break;
+        case 5:
+            end->in_use = choice / 64 % 2;
             break;
         default:
             hear(end, other);
@@ -161,10 +191,10 @@ static void test_hostile(void)
     unsigned seed = 7;
     for (int round = 0; round < 200000; round++) {
         struct tn_verbs_exchange exchange = {.proposer = next_random(&seed) & 1,
-                                             .phase = next_random(&seed) % 5,
+                                             .phase = next_random(&seed) % 6,
                                              .epoch = next_random(&seed) % 4};
         exchange.fenced = exchange.epoch ? exchange.epoch - 1 : 0;
-        struct tn_verbs_message message = {.kind = next_random(&seed) % 9,
+        struct tn_verbs_message message = {.kind = next_random(&seed) % (TN_VERBS_KINDS + 1),
                                            .epoch = next_random(&seed) % 6,
                                            .status = (int)(next_random(&seed) % 3) - 1};
         if (next_random(&seed) % 50 == 0)
@@ -176,7 +206,8 @@ static void test_hostile(void)
         CHECK(exchange.proposer == before.proposer && exchange.fenced <= exchange.epoch);
         if (message.kind != TN_VERBS_OFFER && message.epoch > before.epoch)
             CHECK(action == TN_VERBS_VIOLATION);
-        if (message.kind > TN_VERBS_CONFIRM || !message.kind)
+        if (!message.kind || message.kind == TN_VERBS_SUSPECT || message.kind == TN_VERBS_VERDICT ||
+            message.kind == TN_VERBS_KINDS)
             CHECK(action == TN_VERBS_VIOLATION);
         if (action == TN_VERBS_VIOLATION)
             CHECK(memcmp(&before, &exchange, sizeof(before)) == 0 ||

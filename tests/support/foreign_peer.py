@@ -33,7 +33,8 @@ from transport.testing.servant import pattern
 from transport.types import Offer
 
 VERBS, LINK = 1, 14  # TN_PROVIDER_VERBS, TN_FRAME_LINK
-WANT, OFFER, ANSWER, CONFIRM = range(1, 5)
+WANT, OFFER, ANSWER, CONFIRM, _, _, REST, RESTED = range(1, 9)
+_AGAIN = -1  # TN_AGAIN
 _HEADER = struct.Struct("<IBBhQQQQ16sQ")  # struct tn_header
 _MESSAGE = struct.Struct("<IIQiIQQQQ16s64s200s")  # struct tn_verbs_message
 _ENDS = struct.Struct("<16sQIIIIIIIIII")  # struct tn_verbs_offer
@@ -125,7 +126,9 @@ class ForeignPeer:
         kind, lane, epoch, status, *_, ends, text = _MESSAGE.unpack(payload)
         if lane or status < 0:
             raise SystemExit(f"lane {lane}, status {status}: {text.rstrip(bytes(1)).decode()}")
-        if kind == WANT and not self.epoch:
+        if kind == REST:
+            self._say(RESTED, status=_AGAIN)  # this end uses its queue pair
+        elif kind == WANT and not self.epoch:
             self.propose(epoch + 1)
         elif kind == ANSWER and epoch == self.epoch:
             self._meet(_ENDS.unpack(ends))
@@ -147,8 +150,8 @@ class ForeignPeer:
         )  # fmt: skip
         self._say(OFFER, ends)
 
-    def _say(self, kind, ends=b""):
-        message = _MESSAGE.pack(kind, 0, self.epoch, 0, 0, 0, 0, 0, 0, b"", ends, b"")
+    def _say(self, kind, ends=b"", status=0):
+        message = _MESSAGE.pack(kind, 0, self.epoch, status, 0, 0, 0, 0, 0, b"", ends, b"")
         self.link.sendall(frame(LINK, message, region=VERBS))
 
     # ------------------------------------------------------------------------------- RDMA

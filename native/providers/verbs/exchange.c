@@ -13,6 +13,10 @@ bool tn_verbs_exchange_ends(const struct tn_verbs_exchange *exchange,
     bool current = message->epoch == exchange->epoch;
     if (message->kind == TN_VERBS_WANT)
         return exchange->proposer && current;
+    if (message->kind == TN_VERBS_RESTED)
+        return current && !message->status && exchange->phase == TN_VERBS_RESTING;
+    if (message->kind == TN_VERBS_REST)
+        return false;
     return current && message->status < 0; /* there is none on the other side */
 }
 
@@ -71,12 +75,48 @@ static enum tn_verbs_action take_confirm(struct tn_verbs_exchange *exchange,
     return message->status < 0 ? TN_VERBS_DROP : TN_VERBS_BE_READY;
 }
 
+/* An end that has none any more says so to whoever asks: no other message of its own would. */
+static enum tn_verbs_action take_rest(const struct tn_verbs_exchange *exchange,
+                                      const struct tn_verbs_message *message)
+{
+    if (message->epoch < exchange->epoch)
+        return TN_VERBS_NOTHING; /* it crossed an offer */
+    if (message->status || exchange->phase == TN_VERBS_OFFERED ||
+        exchange->phase == TN_VERBS_ANSWERED)
+        return TN_VERBS_VIOLATION; /* it cannot be in use yet */
+    return TN_VERBS_MAY_REST;
+}
+
+static enum tn_verbs_action take_rested(struct tn_verbs_exchange *exchange,
+                                        const struct tn_verbs_message *message)
+{
+    if (message->epoch < exchange->epoch || exchange->phase == TN_VERBS_IDLE ||
+        exchange->phase == TN_VERBS_WANTED)
+        return TN_VERBS_NOTHING; /* ours is gone already */
+    if (exchange->phase != TN_VERBS_RESTING)
+        return TN_VERBS_VIOLATION;
+    exchange->phase = message->status ? TN_VERBS_READY : TN_VERBS_IDLE;
+    if (!message->status)
+        exchange->fenced = later(exchange->fenced, message->epoch);
+    return message->status ? TN_VERBS_STAY : TN_VERBS_DROP;
+}
+
+static bool is_known(const struct tn_verbs_exchange *exchange,
+                     const struct tn_verbs_message *message)
+{
+    if (message->status > 0)
+        return false;
+    if (message->kind == TN_VERBS_REST || message->kind == TN_VERBS_RESTED)
+        return true;
+    bool to_proposer = message->kind == TN_VERBS_WANT || message->kind == TN_VERBS_ANSWER;
+    return message->kind >= TN_VERBS_WANT && message->kind <= TN_VERBS_CONFIRM &&
+           to_proposer == exchange->proposer;
+}
+
 enum tn_verbs_action tn_verbs_exchange_take(struct tn_verbs_exchange *exchange,
                                             const struct tn_verbs_message *message)
 {
-    bool to_proposer = message->kind == TN_VERBS_WANT || message->kind == TN_VERBS_ANSWER;
-    if (message->kind < TN_VERBS_WANT || message->kind > TN_VERBS_CONFIRM ||
-        to_proposer != exchange->proposer || message->status > 0)
+    if (!is_known(exchange, message))
         return TN_VERBS_VIOLATION;
     if (message->kind == TN_VERBS_OFFER)
         return message->epoch == UINT64_MAX ? TN_VERBS_VIOLATION : take_offer(exchange, message);
@@ -86,6 +126,10 @@ enum tn_verbs_action tn_verbs_exchange_take(struct tn_verbs_exchange *exchange,
         return take_want(exchange, message);
     if (!message->epoch)
         return TN_VERBS_VIOLATION;
+    if (message->kind == TN_VERBS_REST)
+        return take_rest(exchange, message);
+    if (message->kind == TN_VERBS_RESTED)
+        return take_rested(exchange, message);
     return message->kind == TN_VERBS_ANSWER ? take_answer(exchange, message)
                                             : take_confirm(exchange, message);
 }
@@ -100,6 +144,11 @@ enum tn_verbs_kind tn_verbs_exchange_begin(struct tn_verbs_exchange *exchange)
     exchange->epoch++;
     exchange->phase = TN_VERBS_OFFERED;
     return TN_VERBS_OFFER;
+}
+
+void tn_verbs_exchange_rest(struct tn_verbs_exchange *exchange)
+{
+    exchange->phase = TN_VERBS_RESTING;
 }
 
 void tn_verbs_exchange_dropped(struct tn_verbs_exchange *exchange)

@@ -13,6 +13,13 @@
  * pair of that epoch, for the reason that it names. The stream keeps the order, so the only
  * messages that cross are a WANT and an OFFER, and then the OFFER wins.
  *
+ * Either end may propose to close a queue pair that neither uses. It uses it no more from then on:
+ *
+ *      REST(e)    ------------------->          nothing of mine is in flight on it, and nothing
+ * will be
+ *                 <-------------------  RESTED(e)    nor of mine: it is gone; or, with a status, I
+ * use it
+ *
  * `fenced` is what recovery rests on: the peer has no queue pair of that epoch or an earlier one,
  * so none of their packets can arrive there any more, and what they carried may be sent again.
  */
@@ -32,6 +39,9 @@ enum tn_verbs_kind {
     /* Beside the exchanges: a device refused a request; the owner of the region says why. */
     TN_VERBS_SUSPECT,
     TN_VERBS_VERDICT,
+    /* Of a lane that nobody uses: below. */
+    TN_VERBS_REST,
+    TN_VERBS_RESTED,
     TN_VERBS_KINDS,
 };
 
@@ -77,6 +87,7 @@ enum tn_verbs_phase {
     TN_VERBS_OFFERED,  /* proposer: one that does not know the peer's */
     TN_VERBS_ANSWERED, /* passive: one that may receive, and waits for the confirmation */
     TN_VERBS_READY,
+    TN_VERBS_RESTING, /* one that the peer was asked to give up with us */
 };
 
 struct tn_verbs_exchange {
@@ -95,6 +106,8 @@ enum tn_verbs_action {
     TN_VERBS_CONNECT, /* proposer: let it know the peer's, and confirm */
     TN_VERBS_REPEAL,  /* proposer: no queue pair; confirm so */
     TN_VERBS_BE_READY,
+    TN_VERBS_MAY_REST,  /* the peer asks: give it up, or say that it is in use */
+    TN_VERBS_STAY,      /* the peer uses it: it is ready as before */
     TN_VERBS_VIOLATION, /* the peer does not keep to the protocol */
 };
 
@@ -107,6 +120,8 @@ enum tn_verbs_action tn_verbs_exchange_take(struct tn_verbs_exchange *exchange,
 /* Begins an exchange (phase IDLE): the kind of message to send; it has the new epoch if it is an
  * OFFER. */
 enum tn_verbs_kind tn_verbs_exchange_begin(struct tn_verbs_exchange *exchange);
+/* Proposes to give up the queue pair (phase READY). */
+void tn_verbs_exchange_rest(struct tn_verbs_exchange *exchange);
 /* The queue pair is gone, or could not be made or connected. */
 void tn_verbs_exchange_dropped(struct tn_verbs_exchange *exchange);
 

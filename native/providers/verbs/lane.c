@@ -93,6 +93,7 @@ int tn_verbs_lane_open(struct tn_verbs_lane *lane)
     lane->qp = qp;
     lane->broken = lane->drained = false;
     pthread_mutex_unlock(&lane->link->lock);
+    atomic_fetch_add(&lane->rail->verbs->pairs, 1);
     return TN_OK;
 }
 
@@ -192,6 +193,7 @@ void tn_verbs_lane_drop(struct tn_verbs_lane *lane)
     if (!qp)
         return;
     lane->rail->lib->destroy_qp(qp);
+    atomic_fetch_sub(&lane->rail->verbs->pairs, 1);
     leave(lane);
     pthread_mutex_lock(&link->lock);
     if (!lane->lost)

@@ -260,6 +260,7 @@ int tn_verbs_open(struct tn_engine *engine, const char *library, struct tn_verbs
     verbs->engine = engine;
     verbs->host = tn_engine_host(engine);
     verbs->lib = lib;
+    verbs->idle_pairs = UINT32_MAX;
     pthread_mutex_init(&verbs->lock, NULL);
     pthread_mutex_init(&verbs->links_lock, NULL);
     tn_list_init(&verbs->links);

@@ -27,7 +27,7 @@ void tn_verbs_tick_soon(struct tn_verbs_link *link)
         link->host->tick_soon(link->host, link->peer);
 }
 
-static void accuse(struct tn_verbs_link *link, const char *text)
+void tn_verbs_accuse(struct tn_verbs_link *link, const char *text)
 {
     link->host->peer_down(link->host, link->peer, TN_PROTOCOL, text);
 }
@@ -37,9 +37,9 @@ void tn_verbs_message(void *object, const void *bytes, size_t length)
     struct tn_verbs_link *link = object;
     struct letter *letter = length == sizeof(letter->message) ? malloc(sizeof(*letter)) : NULL;
     if (!letter) {
-        accuse(link, length == sizeof(letter->message)
-                         ? "no memory for a message about queue pairs"
-                         : "the peer sent a message about queue pairs of another length");
+        tn_verbs_accuse(link, length == sizeof(letter->message)
+                                  ? "no memory for a message about queue pairs"
+                                  : "the peer sent a message about queue pairs of another length");
         return;
     }
     memcpy(&letter->message, bytes, length);
@@ -52,7 +52,7 @@ void tn_verbs_message(void *object, const void *bytes, size_t length)
     pthread_mutex_unlock(&link->inbox_lock);
     if (!room) {
         free(letter);
-        accuse(link, "the peer floods the link with messages about queue pairs");
+        tn_verbs_accuse(link, "the peer floods the link with messages about queue pairs");
         return;
     }
     tn_verbs_tick_soon(link);
@@ -71,12 +71,12 @@ static void send(struct tn_verbs_link *link, const struct tn_verbs_message *mess
     int status =
         link->host->send_link(link->host, link->peer, TN_PROVIDER_VERBS, message, sizeof(*message));
     if (status == TN_AGAIN)
-        accuse(link, "the peer takes no more messages about queue pairs");
+        tn_verbs_accuse(link, "the peer takes no more messages about queue pairs");
     else if (status == TN_NOMEM) /* it would wait for it for ever */
         link->host->peer_down(link->host, link->peer, TN_NOMEM, tn_last_error());
 }
 
-static void say(struct tn_verbs_lane *lane, enum tn_verbs_kind kind, int status, const char *text)
+void tn_verbs_say(struct tn_verbs_lane *lane, enum tn_verbs_kind kind, int status, const char *text)
 {
     struct tn_verbs_message message = {
         .kind = kind, .lane = lane->number, .epoch = lane->exchange.epoch, .status = status};
@@ -138,7 +138,7 @@ static void failed_there(struct tn_verbs_lane *lane, const struct tn_verbs_messa
 
 static void drop(struct tn_verbs_lane *lane)
 {
-    bool carried = lane->exchange.phase == TN_VERBS_READY;
+    bool carried = lane->exchange.phase >= TN_VERBS_READY;
     tn_verbs_lane_drop(lane);
     if (carried)
         lane->lost_epoch = lane->exchange.epoch;
@@ -146,7 +146,7 @@ static void drop(struct tn_verbs_lane *lane)
 
 /* True when the lane has no queue pair any more; it is first stopped and given time to return what
  * was posted, so that the first error is known and what has succeeded is not sent again. */
-static bool dropped(struct tn_verbs_lane *lane, uint64_t now)
+bool tn_verbs_dropped(struct tn_verbs_lane *lane, uint64_t now)
 {
     if (!lane->qp)
         return true;
@@ -171,7 +171,7 @@ static void refuse(struct tn_verbs_lane *lane, enum tn_verbs_kind kind, int stat
     tn_verbs_exchange_dropped(&lane->exchange);
     lane->refused = true;
     failed(lane, text, now);
-    say(lane, kind, status < 0 ? status : TN_UNAVAILABLE, text);
+    tn_verbs_say(lane, kind, status < 0 ? status : TN_UNAVAILABLE, text);
 }
 
 static void be_ready(struct tn_verbs_lane *lane)
@@ -181,6 +181,7 @@ static void be_ready(struct tn_verbs_lane *lane)
     lane->ready_at = tn_now();
     if (!lane->broken && !link->closed) {
         lane->reconnects += lane->exchange.epoch > 1;
+        atomic_store(&link->used_at, lane->ready_at);
         atomic_fetch_or(&link->ready, 1u << lane->number);
         tn_verbs_pump(link);
     }
@@ -201,7 +202,7 @@ static void answer(struct tn_verbs_lane *lane, const struct tn_verbs_message *me
     if (status == TN_OK)
         status = tn_verbs_lane_connect(lane, &message->offer);
     if (status == TN_OK)
-        say(lane, TN_VERBS_ANSWER, TN_OK, "");
+        tn_verbs_say(lane, TN_VERBS_ANSWER, TN_OK, "");
     else
         refuse(lane, TN_VERBS_ANSWER, status, now);
 }
@@ -216,7 +217,7 @@ static void connect(struct tn_verbs_lane *lane, const struct tn_verbs_message *m
         return;
     }
     lane->exchange.phase = TN_VERBS_READY;
-    say(lane, TN_VERBS_CONFIRM, TN_OK, "");
+    tn_verbs_say(lane, TN_VERBS_CONFIRM, TN_OK, "");
     be_ready(lane);
 }
 
@@ -240,14 +241,14 @@ static void take(struct tn_verbs_lane *lane, const struct tn_verbs_message *mess
         answer(lane, message, now);
         break;
     case TN_VERBS_DECLINE:
-        say(lane, TN_VERBS_ANSWER, TN_UNAVAILABLE, "the other end declined");
+        tn_verbs_say(lane, TN_VERBS_ANSWER, TN_UNAVAILABLE, "the other end declined");
         failed_there(lane, message, now);
         break;
     case TN_VERBS_CONNECT:
         connect(lane, message, now);
         break;
     case TN_VERBS_REPEAL:
-        say(lane, TN_VERBS_CONFIRM, TN_UNAVAILABLE, "the queue pair failed meanwhile");
+        tn_verbs_say(lane, TN_VERBS_CONFIRM, TN_UNAVAILABLE, "the queue pair failed meanwhile");
         break;
     case TN_VERBS_BE_READY:
         be_ready(lane);
@@ -257,9 +258,9 @@ static void take(struct tn_verbs_lane *lane, const struct tn_verbs_message *mess
             failed_there(lane, message, now);
         break;
     case TN_VERBS_VIOLATION:
-        accuse(lane->link, "the peer sent a message about queue pairs that is not due");
+        tn_verbs_accuse(lane->link, "the peer sent a message about queue pairs that is not due");
         break;
-    case TN_VERBS_NOTHING:
+    default:
         break;
     }
 }
@@ -274,11 +275,13 @@ static bool handle(struct tn_verbs_link *link, const struct tn_verbs_message *me
         tn_verbs_verdict(link, message->lane, message->epoch, message->status);
         unlock(link);
     } else if (message->lane >= link->n_lanes) {
-        accuse(link, "the peer sent a message about a queue pair that does not exist");
+        tn_verbs_accuse(link, "the peer sent a message about a queue pair that does not exist");
     } else {
         struct tn_verbs_lane *lane = &link->lanes[message->lane];
+        if (message->kind == TN_VERBS_REST || message->kind == TN_VERBS_RESTED)
+            return tn_verbs_rest_heard(lane, message, now);
         bool ends = tn_verbs_exchange_ends(&lane->exchange, message);
-        if (ends && (!dropped(lane, now) || !tn_verbs_pace_opens(link, now)))
+        if (ends && (!tn_verbs_dropped(lane, now) || !tn_verbs_pace_opens(link, now)))
             return false;
         take(lane, message, now);
     }
@@ -297,7 +300,8 @@ static bool hear(struct tn_verbs_link *link, uint64_t now)
         next = node->next;
         struct letter *letter = tn_container(node, struct letter, node);
         const struct tn_verbs_message *message = &letter->message;
-        bool of_lane = message->kind <= TN_VERBS_CONFIRM && message->lane < link->n_lanes;
+        bool of_lane = message->kind != TN_VERBS_SUSPECT && message->kind != TN_VERBS_VERDICT &&
+                       message->lane < link->n_lanes;
         if (of_lane && (waiting >> message->lane & 1))
             continue;
         if (!handle(link, message, now)) {
@@ -324,7 +328,7 @@ static void begin(struct tn_verbs_lane *lane, uint64_t now)
     if (kind == TN_VERBS_OFFER)
         status = open_lane(lane, now);
     if (status == TN_OK)
-        say(lane, kind, TN_OK, "");
+        tn_verbs_say(lane, kind, TN_OK, "");
     else
         refuse(lane, kind, status, now);
 }
@@ -337,8 +341,9 @@ static uint64_t await_peer(struct tn_verbs_lane *lane, uint64_t now)
     if (now < lane->begun_at + ANSWER_NS)
         return lane->begun_at + ANSWER_NS;
     lock(lane->link);
-    tn_verbs_trouble(lane, "the peer does not answer the offer of a queue pair");
+    tn_verbs_trouble(lane, "the peer does not answer about a queue pair");
     unlock(lane->link);
+    atomic_store(&lane->link->wanted, true); /* also if it was to be closed: it shall work again */
     return UINT64_MAX;
 }
 
@@ -349,8 +354,10 @@ static uint64_t look_after(struct tn_verbs_lane *lane, uint64_t now)
     lock(link);
     bool broken = lane->broken, path = lane->failures > 0;
     unlock(link);
+    if (broken && lane->exchange.phase == TN_VERBS_RESTING)
+        atomic_store(&link->wanted, true); /* a new one tells the peer that this is gone */
     bool wanted = atomic_load(&link->wanted);
-    if (broken && !dropped(lane, now))
+    if (broken && !tn_verbs_dropped(lane, now))
         return now + DRAIN_LOOK_NS;
     if (broken) {
         tn_verbs_exchange_dropped(&lane->exchange);
@@ -378,9 +385,11 @@ uint64_t tn_verbs_tick(void *object, uint64_t now)
         uint64_t due = look_after(&link->lanes[i], now);
         next = due < next ? due : next;
     }
+    uint64_t due = tn_verbs_rest(link, now);
+    next = due < next ? due : next;
     lock(link);
     tn_verbs_pump(link);
-    uint64_t due = tn_verbs_wait(link, now);
+    due = tn_verbs_wait(link, now);
     next = due < next ? due : next;
     due = tn_verbs_acquit(link, NULL, now);
     unlock(link);

@@ -280,7 +280,7 @@ void tn_verbs_notify(void *object, struct tn_transfer *transfer)
     } else {
         transfer->notifying = true;
         tn_list_append(&link->notifies, &transfer->node);
-        if (!atomic_load(&link->ready))
+        if (!atomic_exchange(&link->wanted, true) || !atomic_load(&link->ready))
             tn_verbs_tick_soon(link);
         tn_verbs_pump(link);
     }

@@ -335,6 +335,7 @@ void tn_verbs_start(void *object, struct tn_transfer *transfer)
     if (link->closed) {
         tn_transfer_fail(transfer, link->closed, 0, 0, "%s", link->text);
     } else {
+        atomic_store_explicit(&link->used_at, transfer->submitted_ns, memory_order_relaxed);
         tn_verbs_enqueue(link, transfer);
         tn_verbs_pump(link);
         bool first = !atomic_exchange(&link->wanted, true);

@@ -14,6 +14,8 @@ static enum tn_lane_state lane_state(const struct tn_verbs_lane *lane)
         return TN_LANE_STOPPED;
     if (lane->qp)
         return TN_LANE_OPENING;
+    if (!atomic_load(&lane->link->wanted))
+        return TN_LANE_UNUSED;
     return lane->failures || lane->text[0] ? TN_LANE_FAILED : TN_LANE_UNUSED;
 }
 
@@ -45,7 +47,7 @@ uint32_t tn_verbs_lanes(void *object, struct tn_lane_stats *out, uint32_t capaci
 
 void tn_verbs_describe(void *object, char *text, size_t capacity)
 {
-    static const char *const states[] = {"not opened yet", "opening", "ready", "stopped", "failed"};
+    static const char *const states[] = {"not open", "opening", "ready", "stopped", "failed"};
     struct tn_verbs_link *link = object;
     size_t used = 0;
     text[0] = 0;

@@ -116,8 +116,11 @@ struct tn_verbs {
     _Atomic uint32_t references; /* the engine's and one per rail */
     _Atomic uint32_t n_rails;
     _Atomic uint64_t registrations;
-    uint64_t span_bytes; /* larger regions are registered in parts of this size */
-    uint32_t threads;    /* that register parts at once */
+    uint64_t span_bytes;    /* larger regions are registered in parts of this size */
+    uint32_t threads;       /* that register parts at once */
+    _Atomic uint32_t pairs; /* queue pairs that are open */
+    uint32_t idle_pairs;    /* while there are more, those not used for idle_ns are closed */
+    uint64_t idle_ns;
     pthread_mutex_t links_lock;
     struct tn_list links;
 };
@@ -247,8 +250,10 @@ struct tn_verbs_link {
     _Atomic uint32_t
         ready; /* bit mask of the lanes that may be posted to; changed under the lock */
     _Atomic uint32_t trouble; /* lanes that failed and on which no request has succeeded since */
-    /* Lanes are opened, and opened again, from the first transfer or message on. */
+    /* Lanes are opened, and opened again, from the first transfer or message on, until nobody uses
+     * them. */
     _Atomic bool wanted;
+    _Atomic uint64_t used_at; /* when a transfer last began, or lanes became ready */
     pthread_mutex_t lock;     /* all below */
     int32_t closed;           /* status that closed it, 0 while it lives */
     char text[TN_TEXT_BYTES]; /* of what closed it, or of the last failure of a path */
@@ -427,6 +432,17 @@ void tn_verbs_message(void *link, const void *bytes, size_t length);
 uint64_t tn_verbs_tick(void *link, uint64_t now);
 void tn_verbs_inbox_free(struct tn_verbs_link *link);
 void tn_verbs_tick_soon(struct tn_verbs_link *link); /* with or without the lock */
+
+void tn_verbs_say(struct tn_verbs_lane *lane, enum tn_verbs_kind kind, int status,
+                  const char *text);
+void tn_verbs_accuse(struct tn_verbs_link *link, const char *text);
+/* The queue pair is gone; false: it is still giving back what was posted. */
+bool tn_verbs_dropped(struct tn_verbs_lane *lane, uint64_t now);
+
+/* rest.c; driver only, lock not held */
+uint64_t tn_verbs_rest(struct tn_verbs_link *link, uint64_t now); /* when to look again */
+bool tn_verbs_rest_heard(struct tn_verbs_lane *lane, const struct tn_verbs_message *message,
+                         uint64_t now); /* false: the message has to wait */
 
 /* pace.c */
 void tn_verbs_pace_failed(struct tn_verbs_lane *lane, uint64_t now); /* it could not be opened */
