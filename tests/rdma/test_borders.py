@@ -30,7 +30,7 @@ WHOLE = 5 << 30
 _REGISTER = """
 import mmap
 import numpy as np
-flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000  # MAP_NORESERVE
 servant.sparse = np.frombuffer(mmap.mmap(-1, whole, flags=flags), np.uint8)
 window = servant.sparse[border - (1 << 20) : border + (1 << 20)]
 servant.window = servant.engine.register(window)

@@ -13,48 +13,53 @@
 /* An honest peer says at once what was wrong with a request. */
 #define VERDICT_NS 5000000000u
 
+/* Whose fault a work completion tells of. */
+enum fault {
+    OF_REQUEST, /* the request's own: it fails, all others are moved again */
+    OF_ACCESS,  /* as that; but the peer is asked what was wrong */
+    OF_PATH,    /* nobody's: all are moved again */
+    OF_FLUSH,   /* an echo of something else */
+};
+
 static const struct {
-    enum tn_verbs_fault fault;
+    enum fault fault;
     const char *name, *meaning;
 } meanings[] = {
-    [IBV_WC_LOC_LEN_ERR] = {TN_VERBS_OF_REQUEST, "local length error",
+    [IBV_WC_LOC_LEN_ERR] = {OF_REQUEST, "local length error",
                             "the request exceeds what the port or the queue pair allows"},
-    [IBV_WC_LOC_QP_OP_ERR] = {TN_VERBS_OF_REQUEST, "local queue pair operation error",
+    [IBV_WC_LOC_QP_OP_ERR] = {OF_REQUEST, "local queue pair operation error",
                               "the device could not carry out the request"},
-    [IBV_WC_LOC_PROT_ERR] = {TN_VERBS_OF_REQUEST, "local protection error",
+    [IBV_WC_LOC_PROT_ERR] = {OF_REQUEST, "local protection error",
                              "the local memory is not covered by its registration: was it freed or "
                              "moved while the transfer ran?"},
-    [IBV_WC_WR_FLUSH_ERR] = {TN_VERBS_OF_FLUSH, "flushed",
+    [IBV_WC_WR_FLUSH_ERR] = {OF_FLUSH, "flushed",
                              "the queue pair stopped and no operation says why: is the port down?"},
-    [IBV_WC_BAD_RESP_ERR] = {TN_VERBS_OF_PATH, "bad response",
-                             "the peer's device answered nonsense"},
-    [IBV_WC_LOC_ACCESS_ERR] = {TN_VERBS_OF_REQUEST, "local access error",
+    [IBV_WC_BAD_RESP_ERR] = {OF_PATH, "bad response", "the peer's device answered nonsense"},
+    [IBV_WC_LOC_ACCESS_ERR] = {OF_REQUEST, "local access error",
                                "the local memory is registered read-only"},
-    [IBV_WC_REM_INV_REQ_ERR] = {TN_VERBS_OF_REQUEST, "remote invalid request",
+    [IBV_WC_REM_INV_REQ_ERR] = {OF_REQUEST, "remote invalid request",
                                 "the peer's device does not accept such a request; do both ends "
                                 "use the same MTU and allow the same number of reads? Has it "
                                 "atomic operations, if this was one?"},
-    [IBV_WC_REM_ACCESS_ERR] = {TN_VERBS_OF_ACCESS, "remote access error",
+    [IBV_WC_REM_ACCESS_ERR] = {OF_ACCESS, "remote access error",
                                "the peer's device refused the access: the region was closed, or "
                                "the range or the access mode is not part of the right"},
-    [IBV_WC_REM_OP_ERR] = {TN_VERBS_OF_REQUEST, "remote operation error",
+    [IBV_WC_REM_OP_ERR] = {OF_REQUEST, "remote operation error",
                            "the peer's device could not carry it out (its memory was unmapped?)"},
-    [IBV_WC_RETRY_EXC_ERR] = {TN_VERBS_OF_PATH, "transport retry counter exceeded",
+    [IBV_WC_RETRY_EXC_ERR] = {OF_PATH, "transport retry counter exceeded",
                               "the data path does not reach the peer although the control channel "
                               "does: check GID index, VLAN, routing, firewall (RoCEv2 is UDP port "
                               "4791), and that the peer's port is up"},
-    [IBV_WC_RNR_RETRY_EXC_ERR] = {TN_VERBS_OF_PATH, "receiver not ready retry counter exceeded",
+    [IBV_WC_RNR_RETRY_EXC_ERR] = {OF_PATH, "receiver not ready retry counter exceeded",
                                   "the peer posts no receives for notifications: is it stuck?"},
-    [IBV_WC_REM_ABORT_ERR] = {TN_VERBS_OF_PATH, "remote aborted",
-                              "the peer's queue pair was stopped"},
-    [IBV_WC_FATAL_ERR] = {TN_VERBS_OF_PATH, "fatal error", "the device failed"},
-    [IBV_WC_RESP_TIMEOUT_ERR] = {TN_VERBS_OF_PATH, "response timeout",
-                                 "the peer's device did not answer"},
-    [IBV_WC_GENERAL_ERR] = {TN_VERBS_OF_PATH, "general error", "the device gives no reason"},
+    [IBV_WC_REM_ABORT_ERR] = {OF_PATH, "remote aborted", "the peer's queue pair was stopped"},
+    [IBV_WC_FATAL_ERR] = {OF_PATH, "fatal error", "the device failed"},
+    [IBV_WC_RESP_TIMEOUT_ERR] = {OF_PATH, "response timeout", "the peer's device did not answer"},
+    [IBV_WC_GENERAL_ERR] = {OF_PATH, "general error", "the device gives no reason"},
 };
 
-static enum tn_verbs_fault judge(const struct tn_verbs_lane *lane, const struct ibv_wc *wc,
-                                 char text[TN_TEXT_BYTES])
+static enum fault judge(const struct tn_verbs_lane *lane, const struct ibv_wc *wc,
+                        char text[TN_TEXT_BYTES])
 {
     size_t known = sizeof(meanings) / sizeof(*meanings);
     size_t code = (size_t)wc->status;
@@ -63,7 +68,7 @@ static enum tn_verbs_fault judge(const struct tn_verbs_lane *lane, const struct 
              named ? meanings[code].name : "work completion failed", wc->status, wc->vendor_err,
              lane->rail->facts.device,
              named ? meanings[code].meaning : "see the device's documentation");
-    return named ? meanings[code].fault : TN_VERBS_OF_PATH;
+    return named ? meanings[code].fault : OF_PATH;
 }
 
 /* ---- breaking -------------------------------------------------------------------------------- */
@@ -201,23 +206,23 @@ uint64_t tn_verbs_acquit(struct tn_verbs_link *link, const struct tn_transfer *t
 }
 
 /* The first request that did not work: its slots are at the tail by now, up to `last`. */
-static void blame(struct tn_verbs_lane *lane, const struct ibv_wc *wc, enum tn_verbs_fault fault,
+static void blame(struct tn_verbs_lane *lane, const struct ibv_wc *wc, enum fault fault,
                   uint64_t last, const char *text)
 {
     struct tn_verbs_slot *slot = slot_at(lane, lane->tail);
     struct tn_transfer *transfer = slot->note < 0 ? slot->transfer : NULL;
     if (!transfer)
         return; /* a notification is sent again whatever came of it */
-    bool path = fault != TN_VERBS_OF_REQUEST && fault != TN_VERBS_OF_ACCESS;
+    bool path = fault != OF_REQUEST && fault != OF_ACCESS;
     if (path && (lane->failures || ++transfer->strikes < STRIKES))
         return;
-    bool asked = fault == TN_VERBS_OF_ACCESS && suspect(lane, slot, slot_at(lane, last), wc, text);
+    bool asked = fault == OF_ACCESS && suspect(lane, slot, slot_at(lane, last), wc, text);
     uint64_t slots = last + 1 - lane->tail;
     while (lane->tail <= last)
         remove_tail(lane);
     if (!asked)
-        tn_transfer_fail(transfer, fault == TN_VERBS_OF_ACCESS ? TN_REMOTE_ACCESS : TN_VERBS,
-                         wc->status, wc->vendor_err, "%s", text);
+        tn_transfer_fail(transfer, fault == OF_ACCESS ? TN_REMOTE_ACCESS : TN_VERBS, wc->status,
+                         wc->vendor_err, "%s", text);
     tn_piece_done(transfer, slots - asked); /* the question keeps one */
 }
 
@@ -242,13 +247,13 @@ void tn_verbs_complete(struct tn_verbs_lane *lane, const struct ibv_wc *wc)
         return;
     }
     char text[TN_TEXT_BYTES];
-    enum tn_verbs_fault fault = judge(lane, wc, text);
-    if (fault != TN_VERBS_OF_FLUSH) {
+    enum fault fault = judge(lane, wc, text);
+    if (fault != OF_FLUSH) {
         tn_verbs_retire(lane, position - slot_at(lane, position)->before);
         lane->counts.errors++;
         blame(lane, wc, fault, position, text);
     }
-    tn_verbs_break(lane, fault == TN_VERBS_OF_PATH, "%s", text);
+    tn_verbs_break(lane, fault == OF_PATH, "%s", text);
     if (position + 1 == lane->posted)
         lane->drained = true;
 }

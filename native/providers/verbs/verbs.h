@@ -22,7 +22,8 @@
 #include "dl/verbs_dl.h"
 #include "providers/provider.h"
 #include "providers/transfer.h"
-#include "providers/verbs/exchange.h"
+#include "providers/verbs/lane.h"
+#include "providers/verbs/region.h"
 
 /* Slots per doorbell. Each lane that was ever open keeps this many built requests (about 5 KiB). */
 #define TN_VERBS_CHAIN 32
@@ -56,10 +57,6 @@ struct tn_verbs_cq {
     uint32_t reserved; /* entries that the lanes on it can fill at most: it cannot overflow */
     uint32_t events;   /* taken and not acknowledged */
     bool armed;        /* it will raise an event, or has raised one that was not taken */
-};
-
-struct tn_verbs_counts {
-    uint64_t operations, bytes, retries, errors;
 };
 
 struct tn_verbs_entry {
@@ -123,93 +120,6 @@ struct tn_verbs {
     uint64_t idle_ns;
     pthread_mutex_t links_lock;
     struct tn_list links;
-};
-
-/* Memory to be registered at once. */
-struct tn_verbs_memory {
-    uint64_t address; /* also what peers call it by */
-    uint64_t length;
-    int flags;    /* enum ibv_access_flags */
-    bool relaxed; /* tensors' bytes have no order; notifications and signals do, and must not ask */
-    bool device;  /* the CPU cannot touch it */
-    int dmabuf_fd;
-    uint64_t dmabuf_offset;
-};
-
-/* region->provider_data[TN_PROVIDER_VERBS]. A region larger than a device takes at once has several
- * spans, of region->remote.key_span bytes each, on every rail. */
-struct tn_verbs_registration {
-    struct tn_verbs *verbs;
-    uint32_t rails; /* that there were when it was made */
-    uint32_t spans;
-    uint32_t lkeys[TN_MAX_RAILS];     /* of the first span; 0: the rail has none */
-    _Atomic bool read_only;           /* no RDMA read may land in it */
-    char *why[TN_MAX_RAILS];          /* why a rail has none; NULL otherwise */
-    struct tn_verbs_opening *opening; /* while it is being made */
-    _Atomic(struct ibv_mr *) mrs[];   /* rail by rail */
-};
-
-/* A piece, or a notification, in the send queue. */
-struct tn_verbs_slot {
-    struct tn_transfer *transfer; /* of a piece */
-    int32_t note;                 /* index of the staged notification, or -1 for a piece */
-    uint32_t before;              /* so many slots before it are of the same work request */
-    struct tn_piece piece;
-};
-
-/* What tn_verbs_classify makes of a work completion. */
-enum tn_verbs_fault {
-    TN_VERBS_OF_REQUEST, /* the request's own: it fails, all others are moved again */
-    TN_VERBS_OF_ACCESS,  /* as that; but the peer is asked what was wrong */
-    TN_VERBS_OF_PATH,    /* nobody's: all are moved again */
-    TN_VERBS_OF_FLUSH,   /* an echo of something else */
-};
-
-struct tn_verbs_lane {
-    struct tn_verbs_link *link;
-    struct tn_verbs_rail *rail;
-    uint32_t number; /* in its link, and at the peer */
-    uint32_t remote_rail;
-
-    /* The driver's own. */
-    struct tn_verbs_exchange exchange;
-    struct tn_verbs_cq *cq;
-    uint32_t index; /* in rail.entries */
-    uint16_t generation;
-    bool entered;
-    bool refused;       /* it was this end that could not open it, the last time */
-    uint64_t broken_at; /* since when the queue pair is being drained */
-    uint64_t begun_at;  /* when the last exchange began here */
-    _Atomic uint64_t retry_at;
-    uint64_t ready_at;
-    uint32_t short_lives; /* so often in a row it broke soon after it was ready */
-    uint64_t lost_epoch;  /* of the queue pair that [tail, posted) were on, if they are `lost` */
-    uint32_t depth, signal_every, inline_bytes; /* the last is what the device granted */
-    uint32_t sges_each, read_sges;              /* pieces per work request, as granted */
-    uint32_t sequence;                          /* of our first packet */
-
-    /* Under link.lock. */
-    struct ibv_qp *qp;        /* NULL: none */
-    bool broken;              /* the queue pair is in its error state, and is to be dropped */
-    bool drained;             /* as it is broken: the last request has come back */
-    bool full;                /* the device took no more: until a request comes back */
-    bool lost;                /* [tail, posted) were on a queue pair that is gone */
-    uint32_t failures;        /* of the path, since a request last succeeded */
-    uint64_t trouble_since;   /* while its bit in link.trouble is set */
-    char text[TN_TEXT_BYTES]; /* why it last failed */
-    uint32_t peer_ring_rkey;
-    /* The send queue: slots [tail, posted) are in flight, or, without a queue pair, of unknown
-     * fate; [posted, head) are built, into `chained` requests, and wait for room. A request's
-     * completion carries the position of its last slot. */
-    uint64_t tail, posted, head;
-    uint32_t chained;
-    uint64_t signalled; /* one past the last slot in flight whose request asks for a completion */
-    uint64_t in_flight; /* bytes of [tail, head) */
-    struct tn_verbs_slot *slots; /* with the next two in one allocation, made at first use */
-    struct ibv_send_wr *requests;
-    struct ibv_sge *sges;
-    struct tn_verbs_counts counts;
-    uint64_t reconnects;
 };
 
 /* A notification from its sequence number until the peer's device has acknowledged it. It outlives
@@ -319,61 +229,6 @@ void tn_verbs_rail_gid_known(struct tn_verbs_rail *rail);
 /* The device is gone: its lanes stop, and are not opened again. */
 void tn_verbs_rail_failed(struct tn_verbs_rail *rail, const char *what);
 
-/* region.c */
-int tn_verbs_region_open(void *self, struct tn_region *region);
-void tn_verbs_region_close(void *self, struct tn_region *region);
-/* Takes the peer's right to reach the region through any rail, unless our own transfers still use
- * the registration: then 0, and it is to be asked again. */
-int tn_verbs_region_revoke(struct tn_region *region);
-int tn_verbs_region_advance(void *self, struct tn_region *region, uint64_t *done);
-void tn_verbs_region_explain(void *self, struct tn_region *region, char *text, size_t capacity);
-/* The key of local memory. The caller is counted in region->users, and the rail has one. */
-static inline uint32_t tn_verbs_lkey(const struct tn_region *region, uint32_t rail,
-                                     uint64_t address)
-{
-    const struct tn_verbs_registration *made = region->provider_data[TN_PROVIDER_VERBS];
-    if (!region->remote.key_span)
-        return made->lkeys[rail];
-    uint64_t span = (address - region->remote.address) / region->remote.key_span;
-    return atomic_load_explicit(&made->mrs[rail * made->spans + span], memory_order_relaxed)->lkey;
-}
-/* The key of remote memory; 0: the peer has none for the rail. `keys` is the batch's. */
-static inline uint32_t tn_verbs_rkey(const struct tn_remote *remote, const uint32_t *keys,
-                                     uint32_t rail, uint64_t offset)
-{
-    if (!remote->key_span || !remote->rkeys[rail])
-        return remote->rkeys[rail];
-    uint64_t row = 0;
-    for (uint32_t i = 0; i < rail; i++)
-        row += remote->rkeys[i] != 0;
-    return keys[remote->keys_at + row * tn_remote_spans(remote) + offset / remote->key_span];
-}
-
-/* registration.c */
-int tn_verbs_register(struct tn_verbs_rail *rail, const struct tn_verbs_memory *memory,
-                      struct ibv_mr **out);
-bool tn_verbs_deregister(struct tn_verbs_rail *rail,
-                         struct ibv_mr *mr); /* false: it is still in force */
-
-/* refusal.c */
-int tn_verbs_refused(struct tn_verbs_rail *rail, const struct tn_verbs_memory *memory, int error);
-
-/* qp.c */
-int tn_verbs_qp_open(struct tn_verbs_lane *lane, struct ibv_qp **out);
-int tn_verbs_qp_connect(struct tn_verbs_lane *lane, struct ibv_qp *qp,
-                        const struct tn_verbs_offer *offer);
-void tn_verbs_qp_to_error(struct tn_verbs_lane *lane); /* lock held */
-
-/* lane.c; driver only, the link's lock is not held */
-int tn_verbs_lane_open(struct tn_verbs_lane *lane); /* up to a queue pair that waits for the peer */
-void tn_verbs_lane_offer(struct tn_verbs_lane *lane, struct tn_verbs_offer *out);
-int tn_verbs_lane_connect(struct tn_verbs_lane *lane, const struct tn_verbs_offer *offer);
-/* Whether the device has given everything back. */
-bool tn_verbs_lane_drained(struct tn_verbs_lane *lane);
-/* Destroys the queue pair: the device touches no memory on its account any more. */
-void tn_verbs_lane_drop(struct tn_verbs_lane *lane);
-void tn_verbs_lane_free(struct tn_verbs_lane *lane);
-
 /* ring.c; the link's lock is held but for open and free */
 int tn_verbs_ring_open(struct tn_verbs_link *link, struct tn_verbs_rail *rail);
 void tn_verbs_ring_free(struct tn_verbs_link *link);
@@ -399,12 +254,6 @@ uint32_t tn_verbs_room(const struct tn_verbs_lane *lane); /* slots that can be f
 struct tn_verbs_lane *tn_verbs_pick(struct tn_verbs_link *link, uint32_t lanes);
 void tn_verbs_retire(struct tn_verbs_lane *lane,
                      uint64_t end); /* slots before `end` have succeeded */
-
-/* build.c; lock held */
-struct ibv_send_wr *tn_verbs_build(struct tn_verbs_lane *lane, const struct tn_verbs_slot *slot);
-void tn_verbs_build_piece(struct tn_verbs_lane *lane, struct tn_transfer *transfer,
-                          const struct tn_piece *piece); /* there is room */
-uint64_t tn_verbs_wr_id(const struct tn_verbs_lane *lane, bool receive, uint64_t position);
 
 /* fail.c; lock held */
 void tn_verbs_complete(struct tn_verbs_lane *lane, const struct ibv_wc *wc);
