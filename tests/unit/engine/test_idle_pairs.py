@@ -147,6 +147,7 @@ def test_nothing_is_lost_while_they_come_and_go(double: Double, hub: Hub) -> Non
     """Every lane is idle at once, at both ends, and used again at any moment from either side."""
     hub.engine = hub.open(limit=0, idle=1e-6, qps=2)
     hub.join(6, idle=1e-6, qps=2)
+    until(lambda: double.get("qps") == 0, "all were idle once")
     back = np.zeros((6, 8), np.uint8)
     errors: list[BaseException] = []
 
@@ -185,6 +186,6 @@ def test_nothing_is_lost_while_they_come_and_go(double: Double, hub: Hub) -> Non
     assert not errors, errors[0]
     assert np.all(back == 59)
     assert all(np.all(memory == 59) for memory in hub.memory)
-    assert sum(hub.lanes(n)[0].reconnects for n in range(6)) > 20
+    assert all(hub.lanes(n)[0].reconnects for n in range(6))
     assert not any(lane.errors for n in range(6) for lane in hub.lanes(n))
     until(lambda: double.get("qps") == 0, "and all are closed again")
