@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -115,7 +116,11 @@ class RefusalRules:
         far = fresh(listen=tcp or f"unix:{tmp_path}/socket")
         remote = far.make("x", 100)
         own.read(remote, bytearray(100)).wait(WAIT)
+        (before,) = own.peers
         far.reopen(listen=far.addresses[-1])
+        end = time.monotonic() + WAIT
+        while before.connected and time.monotonic() < end:
+            time.sleep(0.01)  # a read that begins before this end has heard of it is PeerLost
         renewed = far.make("x", 100, seed=1)
         for _ in range(2):
             with pytest.raises(StaleRegion):
