@@ -101,6 +101,15 @@ class Mapping(Closing):
         flat = numpy.frombuffer(memoryview(memory).toreadonly(), numpy.uint8)
         return numpy.ndarray(remote.shape, dtype, flat.data, -self._low, remote.strides)
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """For `numpy.asarray(mapping)`: without it numpy would wrap the object itself."""
+        array = self.numpy()
+        if dtype is not None and array.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"elements of {array.dtype} become {dtype} by a copy only")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
     def torch(self) -> Any:
         """A torch tensor over private pages: in-place operations change it here, not at the owner.
 

@@ -61,6 +61,22 @@ def test_numpy_is_read_only_and_sees_what_the_owner_writes(pair):
         assert not mapping.stale
 
 
+def test_numpy_takes_it_for_an_array(pair):
+    owner, guest = pair
+    tensor = make(owner)
+    with owner.register(tensor) as region, guest.map(region.remote()) as mapping:
+        array = np.asarray(mapping)
+        assert not array.flags.writeable
+        tensor.fill_(9)
+        assert (array == 9).all()
+        doubles = np.asarray(mapping, np.float64)
+        assert doubles.dtype == np.float64
+        assert (doubles == 9).all()
+        del array
+    with pytest.raises(InvalidUse, match="closed"):
+        np.asarray(mapping)
+
+
 def test_torch_is_private_and_in_place_operations_are_harmless(pair):
     owner, guest = pair
     tensor = make(owner)
