@@ -3,6 +3,11 @@
 #
 #   SHARE=DIR tests/rig/run.sh benchmarks/p2p/verbs_in_the_rig.sh [--rounds 7] [ROW...]
 #
+# In a guest with two CPUs a system call takes 5 us or 70 us, by how the host places the guest's processes. For figures that hold give
+# the guest one CPU of the host; a ping-pong needs two:
+#
+#   NCPUS=1 SHARE=DIR taskset -c 1 tests/rig/run.sh benchmarks/p2p/verbs_in_the_rig.sh write-64k read-8 ...
+#
 # Prints one table of medians and writes verbs.json to SHARE. The status is 1 when a target is missed.
 set -euo pipefail
 root=$(dirname "$(dirname "$(dirname "$(readlink -f "$0")")")")
