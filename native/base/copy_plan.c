@@ -35,9 +35,9 @@ static uint32_t magnitude_of(size_t total)
 struct tn_copy_plan tn_copy_plan_large(size_t total)
 {
     size_t threshold = tn_copy_threshold();
-    struct tn_copy_plan plan = {.streaming = total >= threshold};
     if (threshold == SIZE_MAX)
-        return plan; /* this processor has no such stores */
+        return (struct tn_copy_plan){0}; /* they were not faster at any size, or are not there */
+    struct tn_copy_plan plan = {.streaming = total >= threshold};
     uint32_t index = magnitude_of(total);
     struct magnitude *magnitude = &magnitudes[index];
     int verdict = atomic_load_explicit(&magnitude->verdict, memory_order_acquire);
