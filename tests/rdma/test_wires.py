@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import numpy as np
 import pytest
@@ -51,6 +52,10 @@ def two_wires():
 def test_pieces_go_over_both_rails(two_wires):
     with Engine() as near, FarSide(TWO_HOSTS) as far:
         move_both_ways(near, far)  # the first bytes go over the lane that opens first
+        end = time.monotonic() + WAIT
+        while any(lane.state != "ready" for lane in near.peers[0].lanes()):
+            assert time.monotonic() < end, near.peers[0].lanes()
+            time.sleep(0.05)
         before = {(h, i): sent(h, f"v{h}{i}") for h in "ab" for i in ("", "2")}
         move_both_ways(near, far)
         assert rig.resources()["qp"] == 2
