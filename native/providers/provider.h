@@ -17,7 +17,7 @@
 #include "memory/region.h"
 #include "transport_native.h"
 
-#define TN_PROVIDER_ABI 2
+#define TN_PROVIDER_ABI 3
 
 struct tn_host;
 struct tn_transfer;
