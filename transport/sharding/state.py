@@ -1,0 +1,135 @@
+"""The layouts of a whole state dict. Pure; may import layout, wire and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import LayoutError
+from transport.sharding.layout import Layout
+from transport.sharding.wire import decode_state, encode_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A tensor's layout, and the name of the local tensor that holds it on every rank."""
+
+    layout: Layout
+    tensor: str
+
+
+class StateLayout(Mapping[str, Entry]):
+    """Tensor name -> Entry, in order. Immutable; comparable by content through `key`.
+
+    Made from {name: Layout or Entry or (Layout, local tensor's name)}. Equal layouts are kept once:
+    100,000 tensors have some hundred.
+    """
+
+    def __init__(self, entries: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
+        items = entries.items() if isinstance(entries, Mapping) else entries
+        shared: dict[bytes, Layout] = {}
+        made: dict[str, Entry] = {}
+        for name, given in items:
+            entry = given if isinstance(given, Entry) else _entry(name, given)
+            layout = shared.setdefault(entry.layout.key, entry.layout)
+            if layout is not entry.layout:
+                entry = Entry(layout, entry.tensor)
+            made[name] = entry
+        self._entries = made
+
+    def __getitem__(self, name: str) -> Entry:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @cached_property
+    def layouts(self) -> tuple[Layout, ...]:
+        """The distinct ones, in order of first use."""
+        return tuple({id(e.layout): e.layout for e in self._entries.values()}.values())
+
+    @cached_property
+    def key(self) -> bytes:
+        """A digest of the content, order included."""
+        made = blake2b(digest_size=16)
+        for name, entry in self._entries.items():
+            made.update(f"{len(name)} {name}{len(entry.tensor)} {entry.tensor}".encode())
+            made.update(entry.layout.key)
+        return made.digest()
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Sorted: those that take part in any of them."""
+        found: set[int] = set()
+        for layout in self.layouts:
+            found.update(layout.ranks.tolist())
+        return tuple(sorted(found))
+
+    @property
+    def nbytes(self) -> int:
+        """Of all tensors, each once."""
+        return sum(entry.layout.nbytes for entry in self._entries.values())
+
+    def local_shapes(self, rank: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Local tensor name -> its shape and dtype, of the tensors that `rank` takes part in.
+
+        Raises LayoutError where two entries need different shapes of one local tensor.
+        """
+        held = {id(layout): _local(layout, rank) for layout in self.layouts}
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+        for name, entry in self._entries.items():
+            local = held[id(entry.layout)]
+            if local is None:
+                continue
+            if shapes.setdefault(entry.tensor, local) != local:
+                raise LayoutError(
+                    f"{name!r} needs {entry.tensor!r} of rank {rank} to be {local}, "
+                    f"others need {shapes[entry.tensor]}"
+                )
+        return shapes
+
+    def encode(self) -> bytes:
+        """As bytes, for another engine. Equal layouts and meshes are in it once."""
+        return encode_state(self.layouts, [(n, e.layout, e.tensor) for n, e in self.items()])
+
+    @classmethod
+    def decode(cls, data: bytes) -> StateLayout:
+        """The opposite of `encode`. Raises LayoutError for bytes that describe no layouts."""
+        return cls((name, Entry(layout, tensor)) for name, layout, tensor in decode_state(data))
+
+    def __eq__(self, other: object) -> bool:
+        return self.key == other.key if isinstance(other, StateLayout) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StateLayout.decode, (self.encode(),)
+
+    def __repr__(self) -> str:
+        return f"<StateLayout tensors={len(self)} layouts={len(self.layouts)}>"
+
+
+def _entry(name: str, given: Any) -> Entry:
+    if isinstance(given, Layout):
+        return Entry(given, name)
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Layout):
+        return Entry(given[0], str(given[1]))
+    raise LayoutError(f"{name!r} is described by {given!r:.80}, which is no layout")
+
+
+def _local(layout: Layout, rank: int) -> tuple[tuple[int, ...], str] | None:
+    table = layout.table
+    row = int(table.ranks.searchsorted(rank))
+    if row == len(table.ranks) or table.ranks[row] != rank:
+        return None
+    return tuple(table.local_shapes[row].tolist()), layout.dtype
