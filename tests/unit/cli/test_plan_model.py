@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from transport.cli.plan_model import load_model
+from transport.errors import InvalidUse, Unavailable
+from transport.sharding.models import TensorShape
+
+
+def header(tensors, more=b""):
+    """The beginning of a safetensors file, written by hand: the format, not a library."""
+    text = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    return len(text).to_bytes(8, "little") + text + more
+
+
+def entry(dtype, *shape):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [0, 0]}
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    places = {"b": "model-2.safetensors", "a": "model-1.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (tmp_path / "model-1.safetensors").write_bytes(header({"a": entry("BF16", 4, 2)}))
+    (tmp_path / "model-2.safetensors").write_bytes(header({"b": entry("F8_E4M3", 3)}, b"\0\0\0"))
+    return tmp_path / "model.safetensors.index.json"
+
+
+def test_an_index_and_the_headers_beside_it(checkpoint):
+    model = load_model(str(checkpoint))
+    assert model.table == {"b": TensorShape((3,), "float8_e4m3fn"), "a": ((4, 2), "bfloat16")}
+    assert model.name == "model.safetensors.index.json"
+
+
+def test_one_file(checkpoint):
+    one = load_model(str(checkpoint.with_name("model-1.safetensors")))
+    assert one.table == {"a": TensorShape((4, 2), "bfloat16")}
+
+
+def test_grouped_keys_are_known_from_the_config(checkpoint):
+    checkpoint.with_name("config.json").write_text('{"num_key_value_heads": 2}')
+    heads = [rule.heads for rule in load_model(str(checkpoint)).rules if "k_proj" in rule.match]
+    assert heads == [2]
+
+
+def test_an_index_alone_says_what_is_missing(checkpoint):
+    checkpoint.with_name("model-2.safetensors").unlink()
+    with pytest.raises(Unavailable, match=r"tells no shapes, and model-2.*put the files beside it"):
+        load_model(str(checkpoint))
+
+
+def test_a_tensor_that_its_file_does_not_have(checkpoint):
+    checkpoint.with_name("model-2.safetensors").write_bytes(header({"c": entry("F32", 1)}))
+    with pytest.raises(InvalidUse, match=r"has b in model-2\.safetensors, whose header"):
+        load_model(str(checkpoint))
+
+
+def test_a_table_of_shapes(tmp_path):
+    file = tmp_path / "shapes.json"
+    file.write_text(
+        '{"x": {"shape": [8, 4], "dtype": "torch.bfloat16"}, "y": {"shape": [], "dtype": "F32"}}'
+    )
+    assert load_model(str(file)).table == {"x": ((8, 4), "bfloat16"), "y": ((), "float32")}
+
+
+def test_a_table_with_rules(tmp_path):
+    file = tmp_path / "shapes.json"
+    table = {"x": {"shape": [8], "dtype": "int8"}, "rules": [{"match": "^x$", "tp": 0}]}
+    file.write_text(json.dumps(table))
+    (rule,) = load_model(str(file)).rules
+    assert (rule.match, rule.tp, rule.heads) == ("^x$", 0, None)
+
+
+def test_built_in_and_as_another_type():
+    model = load_model("deepseek-v3", "bfloat16")
+    assert model.table["model.layers.0.mlp.up_proj.weight"] == ((18432, 7168), "bfloat16")
+    assert "model.layers.0.mlp.up_proj.weight_scale_inv" not in model.table
+
+
+def test_neither_a_name_nor_a_file():
+    with pytest.raises(Unavailable, match=r"neither a file nor one of deepseek-v3.*shapes\.json"):
+        load_model("gpt-5")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("s.json", b"{", "is not JSON"),
+        ("s.json", b"\xff\xfe", "is not JSON"),
+        ("s.json", b"[" * 100_000, "is not JSON"),
+        ("s.json", b"[]", "not a JSON object"),
+        ("s.json", b"{}", "lists no tensors"),
+        ("s.json", b'{"x": 1}', "tensor 'x'"),
+        ("s.json", b'{"x": {"shape": [2], "dtype": "F3"}}', "there is no F3"),
+        ("s.json", b'{"x": {"shape": [-2], "dtype": "F32"}}', r"of shape \[-2\]"),
+        ("s.json", b'{"x": {"shape": "ab", "dtype": "F32"}}', "tensor 'x'"),
+        ("s.json", b'{"x": {"shape": [1], "dtype": "F32"}, "rules": [{"tp": 1}]}', "a rule is"),
+        ("s.json", b'{"x": {"shape": [1], "dtype": "F32"}, "rules": [3]}', "a rule is"),
+        (
+            "s.json",
+            b'{"x": {"shape": [1], "dtype": "F32"}, "rules": [{"match": "x", "TP": 1}]}',
+            "no 'TP'",
+        ),
+        ("m.index.json", b'{"weight_map": [1]}', "no weight_map"),
+        ("m.index.json", b"{}", "no weight_map"),
+        ("m.safetensors", b"", "is no safetensors file"),
+        ("m.safetensors", b"\xff" * 8, "is no safetensors file"),
+        ("m.safetensors", b"\x08" + b"\0" * 7 + b"{}", "ends within its header"),
+        ("m.safetensors", header({}), "lists no tensors"),
+        ("m.safetensors", header({"x": 5}), "tensor 'x'"),
+    ],
+)
+def test_files_that_make_no_sense(tmp_path, name, text, words):
+    file = tmp_path / name
+    file.write_bytes(text)
+    with pytest.raises(InvalidUse, match=words):
+        load_model(str(file))
