@@ -1,6 +1,6 @@
 """Turns what users and peers say about layouts into arrays, or refuses. Pure.
 
-May import forms, mesh and errors. Messages name the ranks that are wrong.
+May import forms, flat, mesh and errors. Messages name the ranks that are wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transport.errors import LayoutError
-from transport.sharding.forms import Boxes, Flat
+from transport.sharding.flat import Flat
+from transport.sharding.forms import Boxes
 from transport.sharding.mesh import whole
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
 
 def check_boxes(
     shape: tuple[int, ...],
-    boxes: Mapping[int, Sequence[tuple[Sequence[int], ...]]],
+    boxes: Mapping[int, Sequence[Any]],
     local_shapes: Mapping[int, Sequence[int]],
 ) -> Boxes:
     """See `Layout.explicit`."""
@@ -50,17 +51,15 @@ def check_boxes(
         for offset, size, *at in given:
             rows.append((holder, offset, size, at[0] if at else (0,) * rank))
     holders = _array([row[0] for row in rows], (len(rows),))
-    offset, size, at = (
-        _array([row[column] for row in rows], (len(rows), rank)) for column in (1, 2, 3)
-    )
+    columns = [_array([row[column] for row in rows], (len(rows), rank)) for column in (1, 2, 3)]
     ranks = _array(sorted(locals_), (len(locals_),))
     local = _array([locals_[int(holder)] for holder in ranks], (len(ranks), rank))
-    return checked_boxes(shape, ranks, local, holders, offset, size, at)
+    return checked_boxes(shape, ranks, local, holders, *columns)
 
 
 def _local_shape(
     rank: int,
-    boxes: Sequence[tuple[Sequence[int], ...]],
+    boxes: Sequence[Any],
     local_shapes: Mapping[int, Sequence[int]],
     dimensions: int,
 ) -> tuple[int, ...]:

@@ -1,7 +1,8 @@
-"""The ways in which a layout is described, each of which works out its table. Pure.
+"""The ways in which a layout is described from nothing, each of which works out its table. Pure.
 
 May import mesh, placement, pieces, runs and errors. A form is immutable, and its `key` digests its
-content; the shape of the tensor belongs to the layout.
+content; the shape of the tensor belongs to the layout. Forms that are made from other layouts are
+in derived.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from transport.sharding.runs import shard
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from transport.sharding.layout import Layout
     from transport.sharding.mesh import Mesh
 
     Ints = NDArray[np.int64]
@@ -56,6 +56,16 @@ def digest(*parts: Any) -> bytes:
     return made.digest()
 
 
+MAX_PIECES = 1 << 24
+"""In one layout, runs that are multiplied out included: a bound for descriptions from outside."""
+
+
+def bounded(count: int) -> None:
+    """Raises LayoutError for more pieces than any real layout has, before memory is taken."""
+    if count > MAX_PIECES:
+        raise LayoutError(f"a layout of {count} pieces is over the limit of {MAX_PIECES}")
+
+
 def row_major(shapes: Ints) -> Ints:
     """Strides in elements of tensors of these shapes, which lie along the last axis."""
     strides = np.ones_like(shapes)
@@ -73,6 +83,9 @@ class Placed:
         self.mesh = mesh
         self.placements = placements
         self.key = digest("placed", mesh.key, placements)
+
+    def __repr__(self) -> str:
+        return f"on {self.mesh}: {' '.join(map(str, self.placements))}"
 
     def table(self, shape: tuple[int, ...]) -> Table:
         order = np.argsort(self.mesh.ranks, axis=None)
@@ -101,6 +114,7 @@ class Placed:
 def _product(ranks: Ints, local: Ints, runs: list[tuple[Ints, Ints]]) -> Pieces:
     """Every combination of a run along each dimension is a piece."""
     count, rank = local.shape
+    bounded(count * math.prod(length.shape[1] for _, length in runs))
     valid = np.ones((count, *(length.shape[1] for _, length in runs)), bool)
     for dim, (_, length) in enumerate(runs):
         axes = [1] * rank
@@ -130,6 +144,9 @@ class Boxes:
         self.size, self.at = frozen(size[order]), frozen(at[order])
         self.key = digest("boxes", *self.arrays())
 
+    def __repr__(self) -> str:
+        return f"in {len(self.rank)} boxes on {len(self.ranks)} ranks"
+
     def arrays(self) -> tuple[Ints, ...]:
         return self.ranks, self.local_shapes, self.rank, self.offset, self.size, self.at
 
@@ -140,88 +157,3 @@ class Boxes:
         start = (self.at * stride).sum(axis=1)
         pieces = Pieces(self.rank, self.offset, self.size, start, stride)
         return Table(self.ranks, self.local_shapes, pieces)
-
-
-class Flat:
-    """A range of the flattened tensor per rank, in a local buffer of one dimension."""
-
-    __slots__ = ("count", "first", "key", "numel", "ranks", "start")
-
-    def __init__(self, ranks: Ints, numel: Ints, start: Ints, first: Ints, count: Ints) -> None:
-        self.ranks, self.numel, self.start = frozen(ranks), frozen(numel), frozen(start)
-        self.first, self.count = frozen(first), frozen(count)
-        self.key = digest("flat", *self.arrays())
-
-    def arrays(self) -> tuple[Ints, ...]:
-        return self.ranks, self.numel, self.start, self.first, self.count
-
-    def table(self, shape: tuple[int, ...]) -> Table:
-        row, low, high = _boxes_of_ranges(self.first, self.first + self.count, shape)
-        stride = np.broadcast_to(row_major(np.array(shape, np.int64)), low.shape)
-        start = self.start[row] + (low * stride).sum(axis=1) - self.first[row]
-        pieces = Pieces(self.ranks[row], low, high - low, start, stride)
-        return Table(self.ranks, frozen(self.numel[:, None]), pieces)
-
-
-def _boxes_of_ranges(low: Ints, high: Ints, shape: tuple[int, ...]) -> tuple[Ints, Ints, Ints]:
-    """The boxes that make up the ranges [low, high) of a flattened tensor of `shape`.
-
-    Returns range number, first and one-past-last index of each, in order. A range is up to
-    2 d - 1 boxes: from the inside out, the rest of a row, then of a plane ..., whole ones between.
-    """
-    rank, found = len(shape), []
-    numbers = np.arange(len(low))
-    inner = [math.prod(shape[dim + 1 :]) for dim in range(rank)]
-    for dim in range(rank - 1, -1, -1):
-        span, outer = max(inner[dim], 1), max(inner[dim] * shape[dim], 1)
-        # The end of the block of the next dimension in which each range begins, and the same below.
-        up = np.minimum(-(-low // outer) * outer, high) if dim else high
-        down = np.maximum(high // outer * outer, up) if dim else high
-        for begin, end in ((low, up), (down, high)):
-            whole = end > begin
-            found.append((numbers[whole], begin[whole], end[whole], dim, span))
-        low, high = up, down
-    return _as_boxes(found, shape)
-
-
-def _as_boxes(found: list[Any], shape: tuple[int, ...]) -> tuple[Ints, Ints, Ints]:
-    rank = len(shape)
-    if not rank:
-        raise LayoutError("a tensor without dimensions is not sharded flat: describe it as whole")
-    row = np.concatenate([number for number, *_ in found])
-    first = np.concatenate([begin for _, begin, *_ in found])
-    lows: list[Ints] = []
-    highs: list[Ints] = []
-    for _, begin, end, dim, span in found:
-        low = (
-            np.stack(np.unravel_index(begin, shape), axis=1) if len(begin) else np.zeros((0, rank))
-        )
-        high = low + 1
-        high[:, dim] = low[:, dim] + (end - begin) // span
-        high[:, dim + 1 :] = shape[dim + 1 :]
-        lows.append(low.astype(np.int64))
-        highs.append(high.astype(np.int64))
-    order = np.lexsort((first, row))
-    return row[order], np.concatenate(lows)[order], np.concatenate(highs)[order]
-
-
-class Part:
-    """A box of another layout's tensor as a tensor of its own, in the same local tensors."""
-
-    __slots__ = ("base", "key", "offset", "size")
-
-    def __init__(self, base: Layout, offset: tuple[int, ...], size: tuple[int, ...]) -> None:
-        self.base, self.offset, self.size = base, offset, size
-        self.key = digest("part", base.key, offset, size)
-
-    def table(self, shape: tuple[int, ...]) -> Table:
-        del shape
-        table, offset = self.base.table, np.array(self.offset, np.int64)
-        whole = table.pieces
-        low = np.maximum(whole.offset, offset)
-        high = np.minimum(whole.offset + whole.size, offset + np.array(self.size, np.int64))
-        kept = np.flatnonzero((high > low).all(axis=1))
-        low, high, stride = low[kept], high[kept], whole.stride[kept]
-        start = whole.start[kept] + ((low - whole.offset[kept]) * stride).sum(axis=1)
-        pieces = Pieces(whole.rank[kept], low - offset, high - low, start, stride)
-        return Table(table.ranks, table.local_shapes, pieces)

@@ -9,8 +9,9 @@ import numpy as np
 
 from transport.errors import LayoutError
 from transport.memory.dtypes import ITEMSIZES
-from transport.sharding.checks import check_boxes, check_flat, shape_of
-from transport.sharding.forms import Form, Part, Placed, Table, digest
+from transport.sharding.checks import check_boxes, check_flat, ranks_text, shape_of
+from transport.sharding.derived import Interleaved, Part, Permuted, Stacked, Union
+from transport.sharding.forms import Form, Placed, Table, digest
 from transport.sharding.mesh import Mesh, whole
 from transport.sharding.placement import normalised
 
@@ -21,26 +22,34 @@ if TYPE_CHECKING:
 
     from transport.sharding.pieces import Pieces
 
+MAX_DEPTH = 32
+"""Layouts made from layouts made from ...; deeper ones come from no model."""
+
 
 class Layout:
     """Which rank holds which part of one tensor. Immutable, hashable and comparable by content.
 
-    Made by `placed`, `explicit`, `flat`, `whole` and `part`. `key` digests the description: equal
+    Made by `placed`, `explicit`, `flat` and `whole`, and from other layouts by `part`, `select`,
+    `interleaved`, `permuted`, `stacked` and `union`. `key` digests the description: equal
     keys mean equal layouts. Two descriptions that come to the same pieces are not equal.
     """
 
-    __slots__ = ("_table", "dtype", "form", "key", "shape")
+    __slots__ = ("_table", "depth", "dtype", "form", "key", "shape")
 
     shape: tuple[int, ...]
     dtype: str
     form: Form
     key: bytes
+    depth: int
 
     def __init__(self, shape: Sequence[int], dtype: Any, form: Form) -> None:
         self.shape = shape_of(shape)
         self.dtype = dtype_name(dtype)
         self.form = form
         self.key = digest(self.shape, self.dtype, form.key)
+        self.depth = 1 + max((base.depth for base in getattr(form, "bases", ())), default=0)
+        if self.depth > MAX_DEPTH:
+            raise LayoutError(f"a layout made from layouts {MAX_DEPTH} times over")
         self._table: Table | None = None
 
     @classmethod
@@ -99,14 +108,75 @@ class Layout:
 
     def part(self, offset: Sequence[int], size: Sequence[int]) -> Layout:
         """That box of it as a tensor of its own, which lies in the same local tensors."""
-        low = tuple(whole(index, "an offset") for index in offset)
-        extent = shape_of(size)
-        fits = len(low) == len(extent) == len(self.shape) and all(
-            a >= 0 and a + n <= m for a, n, m in zip(low, extent, self.shape)
+        low, extent = _box(self, offset, size)
+        return _part(self, low, extent, tuple(range(len(extent))))
+
+    def select(self, dim: int, index: int) -> Layout:
+        """Its part at one index of a dimension, without that dimension, as `torch.select` does."""
+        dim = _axis(self, dim)
+        low = tuple(index if axis == dim else 0 for axis in range(len(self.shape)))
+        size = tuple(1 if axis == dim else n for axis, n in enumerate(self.shape))
+        kept = tuple(axis for axis in range(len(self.shape)) if axis != dim)
+        return _part(self, *_box(self, low, size), kept)
+
+    def interleaved(self, dim: int, start: int, length: int, step: int) -> Layout:
+        """Of every `step` indices of a dimension the `length` ones from `start` on, as a tensor.
+
+        The dimension is a whole number of steps; raises LayoutError where it is not.
+        """
+        dim, extent = _axis(self, dim), self.shape[_axis(self, dim)]
+        start, length, step = (whole(n, "a step") for n in (start, length, step))
+        if step < 1 or start < 0 or length < 0 or start + length > step or extent % step:
+            raise LayoutError(
+                f"{length} indices from {start} of every {step} do not divide dimension {dim} of "
+                f"a {self}"
+            )
+        shape = (*self.shape[:dim], extent // step * length, *self.shape[dim + 1 :])
+        return Layout(shape, self.dtype, Interleaved(self, dim, start, length, step))
+
+    def permuted(self, axes: Sequence[int]) -> Layout:
+        """With its dimensions in another order, as `torch.permute`; the local tensors stay."""
+        order = tuple(_axis(self, axis) for axis in axes)
+        if sorted(order) != list(range(len(self.shape))):
+            raise LayoutError(f"{list(axes)} is no order of the dimensions of a {self}")
+        return Layout([self.shape[axis] for axis in order], self.dtype, Permuted(self, order))
+
+    @staticmethod
+    def stacked(members: Sequence[Layout], dim: int = 0) -> tuple[Layout, ...]:
+        """The members with each rank's local tensors joined along their dimension `dim` into one.
+
+        As serving engines keep a fused qkv: every rank has its rows of q, then of k, then of v.
+        Raises LayoutError, at the latest when the pieces are asked for, where the local tensors do
+        not fit together.
+        """
+        given = tuple(members)
+        if len({member.dtype for member in given}) > 1:
+            raise LayoutError(f"{', '.join(map(str, given))} differ in their dtype")
+        if dim < 0 or any(dim >= member.table.local_shapes.shape[1] for member in given):
+            raise LayoutError(
+                f"{', '.join(map(str, given))} have no dimension {dim} to stack along"
+            )
+        return tuple(
+            Layout(member.shape, member.dtype, Stacked(given, dim, index))
+            for index, member in enumerate(given)
         )
-        if not fits:
-            raise LayoutError(f"{list(extent)} at {list(low)} is no box of a {self}")
-        return Layout(extent, self.dtype, Part(self, low, extent))
+
+    @staticmethod
+    def union(members: Sequence[Layout]) -> Layout:
+        """What several groups of ranks hold of one tensor, each group as its own layout says.
+
+        Pipeline stages and data-parallel replicas whose meshes know nothing of each other. Raises
+        LayoutError for different shapes or dtypes, and for a rank in two of them.
+        """
+        given = tuple(dict.fromkeys(members))
+        if len(given) == 1:
+            return given[0]
+        if len({(m.shape, m.dtype, m.table.local_shapes.shape[1]) for m in given}) != 1:
+            raise LayoutError(f"{', '.join(map(str, given[:8]))} are not one tensor")
+        ranks, times = np.unique(np.concatenate([m.ranks for m in given]), return_counts=True)
+        if (times > 1).any():
+            raise LayoutError(f"{ranks_text(ranks[times > 1])} of a {given[0]}: described twice")
+        return Layout(given[0].shape, given[0].dtype, Union(given))
 
     @property
     def table(self) -> Table:
@@ -165,6 +235,39 @@ class Layout:
 
     def __repr__(self) -> str:
         return f"<Layout {self} {self.form!r}>"
+
+
+def _axis(layout: Layout, dim: int) -> int:
+    rank = len(layout.shape)
+    if not -rank <= whole(dim, "a dimension") < rank:
+        raise LayoutError(f"a {layout} has no dimension {dim}")
+    return dim % rank
+
+
+def _box(layout: Layout, offset: Sequence[int], size: Sequence[int]) -> tuple[Any, Any]:
+    low = tuple(whole(index, "an offset") for index in offset)
+    extent = shape_of(size)
+    fits = len(low) == len(extent) == len(layout.shape) and all(
+        a >= 0 and a + n <= m for a, n, m in zip(low, extent, layout.shape)
+    )
+    if not fits:
+        raise LayoutError(f"{list(extent)} at {list(low)} is no box of a {layout}")
+    return low, extent
+
+
+def _part(
+    base: Layout, offset: tuple[int, ...], size: tuple[int, ...], kept: tuple[int, ...]
+) -> Layout:
+    """A part of a part is a part of the whole, so that nothing is worked out in between."""
+    shape = tuple(size[axis] for axis in kept)
+    form = base.form
+    if isinstance(form, Part):
+        low, extent = list(form.offset), list(form.size)
+        for axis, moved, length in zip(form.kept, offset, size):
+            low[axis], extent[axis] = low[axis] + moved, length
+        offset, size = tuple(low), tuple(extent)
+        base, kept = form.base, tuple(form.kept[axis] for axis in kept)
+    return Layout(shape, base.dtype, Part(base, offset, size, kept))
 
 
 def dtype_name(dtype: Any) -> str:

@@ -32,7 +32,7 @@ class StateLayout(Mapping[str, Entry]):
     """
 
     def __init__(self, entries: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
-        items = entries.items() if isinstance(entries, Mapping) else entries
+        items: Any = entries.items() if isinstance(entries, Mapping) else entries
         shared: dict[bytes, Layout] = {}
         made: dict[str, Entry] = {}
         for name, given in items:

@@ -15,7 +15,9 @@ from msgspec import Meta, Struct
 
 from transport.errors import LayoutError
 from transport.sharding.checks import checked_boxes, checked_flat, shape_of
-from transport.sharding.forms import Boxes, Flat, Part, Placed
+from transport.sharding.derived import Interleaved, Part, Permuted, Stacked
+from transport.sharding.flat import Flat
+from transport.sharding.forms import Boxes, Placed
 from transport.sharding.layout import Layout
 from transport.sharding.mesh import Mesh
 from transport.sharding.placement import Placement, Replicate, Shard, StridedShard
@@ -32,6 +34,8 @@ MAX_BYTES = 1 << 28
 _Extent: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 60)]
 _Shape: TypeAlias = Annotated[tuple[_Extent, ...], Meta(max_length=16)]
 _Index: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 30)]
+_Axis: TypeAlias = Annotated[int, Meta(ge=0, le=15)]
+_Axes: TypeAlias = Annotated[tuple[_Axis, ...], Meta(max_length=16)]
 
 
 class WireMesh(Struct, frozen=True, array_like=True):
@@ -64,9 +68,34 @@ class WirePart(Struct, frozen=True, array_like=True, tag="part"):
     base: _Index
     offset: _Shape
     size: _Shape
+    kept: _Axes
 
 
-WireLayout: TypeAlias = WirePlaced | WireBoxes | WireFlat | WirePart
+class WireInterleaved(Struct, frozen=True, array_like=True, tag="interleaved"):
+    base: _Index
+    dim: _Axis
+    start: _Extent
+    length: _Extent
+    step: _Extent
+
+
+class WirePermuted(Struct, frozen=True, array_like=True, tag="permuted"):
+    base: _Index
+    axes: _Axes
+
+
+class WireStacked(Struct, frozen=True, array_like=True, tag="stacked"):
+    members: tuple[_Index, ...]
+    dim: _Axis
+    index: _Index
+
+
+class WireUnion(Struct, frozen=True, array_like=True, tag="union"):
+    members: tuple[_Index, ...]
+
+
+WireDerived: TypeAlias = WirePart | WireInterleaved | WirePermuted | WireStacked | WireUnion
+WireLayout: TypeAlias = WirePlaced | WireBoxes | WireFlat | WireDerived
 
 
 class WireState(Struct, frozen=True, array_like=True):
@@ -104,16 +133,24 @@ class _Writer:
         if isinstance(form, Placed):
             places = tuple(_pair(placement) for placement in form.placements)
             return WirePlaced(layout.shape, layout.dtype, self.mesh(form.mesh), places)
-        if isinstance(form, Boxes):
+        if isinstance(form, (Boxes, Flat)):
             arrays: Any = tuple(_pack(array) for array in form.arrays())
-            dimensions = form.local_shapes.shape[1]
-            return WireBoxes(layout.shape, layout.dtype, dimensions, arrays)
-        if isinstance(form, Flat):
-            arrays = tuple(_pack(array) for array in form.arrays())
-            return WireFlat(layout.shape, layout.dtype, arrays)
+            if isinstance(form, Flat):
+                return WireFlat(layout.shape, layout.dtype, arrays)
+            return WireBoxes(layout.shape, layout.dtype, form.local_shapes.shape[1], arrays)
+        return self._derived(form)
+
+    def _derived(self, form: Any) -> WireDerived:
+        bases = tuple(self.layout(base) for base in form.bases)
         if isinstance(form, Part):
-            return WirePart(self.layout(form.base), form.offset, form.size)
-        raise LayoutError(f"{layout!r} cannot be sent to another engine")
+            return WirePart(bases[0], form.offset, form.size, form.kept)
+        if isinstance(form, Interleaved):
+            return WireInterleaved(bases[0], form.dim, form.start, form.length, form.step)
+        if isinstance(form, Permuted):
+            return WirePermuted(bases[0], form.axes)
+        if isinstance(form, Stacked):
+            return WireStacked(bases, form.dim, form.index)
+        return WireUnion(bases)
 
 
 def encode_state(layouts: Sequence[Layout], entries: Iterable[tuple[str, Layout, str]]) -> bytes:
@@ -159,8 +196,8 @@ def _mesh(wire: WireMesh) -> Mesh:
 
 
 def _layout(wire: WireLayout, meshes: list[Mesh], known: list[Layout]) -> Layout:
-    if isinstance(wire, WirePart):
-        return known[wire.base].part(wire.offset, wire.size)
+    if not isinstance(wire, (WirePlaced, WireBoxes, WireFlat)):
+        return _derived(wire, known)
     shape = shape_of(wire.shape)
     if isinstance(wire, WirePlaced):
         placements = [_placement(dim, split) for dim, split in wire.placements]
@@ -177,6 +214,22 @@ def _layout(wire: WireLayout, meshes: list[Mesh], known: list[Layout]) -> Layout
         raise LayoutError("a local shape that cannot be")
     form = checked_boxes(shape, ranks, local, rank, offset, size, at)
     return Layout(shape, wire.dtype, form)
+
+
+def _derived(wire: WireDerived, known: list[Layout]) -> Layout:
+    if isinstance(wire, WireUnion):
+        return Layout.union([known[index] for index in wire.members])
+    if isinstance(wire, WireStacked):
+        return Layout.stacked([known[index] for index in wire.members], wire.dim)[wire.index]
+    base = known[wire.base]
+    if isinstance(wire, WireInterleaved):
+        return base.interleaved(wire.dim, wire.start, wire.length, wire.step)
+    if isinstance(wire, WirePermuted):
+        return base.permuted(wire.axes)
+    made = base.part(wire.offset, wire.size)
+    for axis in reversed(range(len(made.shape))):
+        made = made if axis in wire.kept else made.select(axis, 0)
+    return made
 
 
 def _pair(placement: Placement) -> tuple[int, int]:
