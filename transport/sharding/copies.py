@@ -1,0 +1,125 @@
+"""Boxes as copies between local tensors: laid out, stripped of what is contiguous, joined. Pure.
+
+May import boxes and pieces.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from transport.sharding.boxes import Ints
+    from transport.sharding.pieces import Pieces
+
+
+class Copies(NamedTuple):
+    """n copies of up to D dimensions between two local tensors; starts and strides in elements."""
+
+    size: Ints  # (n, D)
+    source_start: Ints  # (n,)
+    source_stride: Ints  # (n, D)
+    target_start: Ints
+    target_stride: Ints
+
+    def take(self, rows: Ints) -> Copies:
+        return Copies(*(array[rows] for array in self))
+
+    def widened(self, dimensions: int) -> Copies:
+        """With more leading dimensions, of one element each."""
+        extra = ((0, 0), (dimensions - self.size.shape[1], 0))
+        if not extra[1][0]:
+            return self
+        return self._replace(
+            size=np.pad(self.size, extra, constant_values=1),
+            source_stride=np.pad(self.source_stride, extra),
+            target_stride=np.pad(self.target_stride, extra),
+        )
+
+
+def lay(
+    low: Ints, high: Ints, source: Pieces, source_piece: Ints, target: Pieces, target_piece: Ints
+) -> Copies:
+    """Boxes, each within one piece of each side, as copies in their simplest form."""
+    size = high - low
+    stride = source.stride[source_piece], target.stride[target_piece]
+    start = (
+        source.start[source_piece] + ((low - source.offset[source_piece]) * stride[0]).sum(axis=1),
+        target.start[target_piece] + ((low - target.offset[target_piece]) * stride[1]).sum(axis=1),
+    )
+    if not size.shape[1]:  # a scalar
+        size = np.ones((len(low), 1), np.int64)
+        stride = (size, size)
+    return _simplest(Copies(size, start[0], stride[0], start[1], stride[1]))
+
+
+def _simplest(copies: Copies) -> Copies:
+    """Dimensions that are contiguous on both sides become one.
+
+    What is left are the last dimensions; those before have one element and stride 0. The last has
+    stride 1 where it has one element.
+    """
+    size, strides = copies.size.copy(), (copies.source_stride.copy(), copies.target_stride.copy())
+    for outer in range(size.shape[1] - 2, -1, -1):
+        for _ in range(outer + 1):  # once merged, what was further out is next
+            _merge(size, strides, outer)
+    used = int((size > 1).any(axis=0).argmax()) if (size > 1).any() else size.shape[1] - 1
+    source, target = (stride[:, used:] for stride in strides)
+    size = size[:, used:]
+    for stride in (source, target):
+        stride[size[:, -1] == 1, -1] = 1
+    return Copies(size, copies.source_start, source, copies.target_start, target)
+
+
+def _merge(size: Ints, strides: tuple[Ints, Ints], outer: int) -> None:
+    """Merges a dimension into the one after it, where that can be, and moves the outer ones in."""
+    inner = outer + 1
+    empty = size[:, inner] == 1
+    near = np.ones(len(size), bool)
+    for stride in strides:
+        near &= stride[:, outer] == stride[:, inner] * size[:, inner]
+        stride[:, inner] = np.where(empty, stride[:, outer], stride[:, inner])
+    rows = np.flatnonzero(near | empty | (size[:, outer] == 1))
+    size[rows, inner] *= size[rows, outer]
+    for array, unused in ((size, 1), (strides[0], 0), (strides[1], 0)):
+        array[rows, 1:inner] = array[rows, :outer]
+        array[rows, 0] = unused
+
+
+def joined(copies: Copies, *keys: Ints) -> tuple[Copies, Ints]:
+    """Copies that continue each other become one, among those whose keys are all equal.
+
+    Returns them sorted by the keys and their place in the target, and which of the given copies
+    each of them begins with.
+    """
+    order = np.lexsort((copies.target_start, *keys[::-1]))
+    kept = order
+    copies = copies.take(order)
+    while True:
+        before = len(kept)
+        for dim in range(copies.size.shape[1] - 1, -1, -1):
+            first = _beginnings(copies, dim, [key[kept] for key in keys])
+            if len(first) < len(kept):
+                length = np.add.reduceat(copies.size[:, dim], first)
+                copies, kept = copies.take(first), kept[first]
+                copies.size[:, dim] = length
+        if len(kept) == before:
+            return copies, kept
+        copies = _simplest(copies)
+
+
+def _beginnings(copies: Copies, dim: int, keys: list[Ints]) -> Ints:
+    """The copies that do not continue the one before along a dimension."""
+    size, fresh = copies.size, np.ones(len(copies.size), bool)
+    if len(fresh) > 1:
+        alike = size[1:] == size[:-1]
+        alike[:, dim] = True
+        more = alike.all(axis=1)
+        for start, stride in (copies[1:3], copies[3:5]):
+            more &= (stride[1:] == stride[:-1]).all(axis=1)
+            more &= start[1:] - start[:-1] == size[:-1, dim] * stride[:-1, dim]
+        for key in keys:
+            more &= key[1:] == key[:-1]
+        fresh[1:] = ~more
+    return np.flatnonzero(fresh)

@@ -1,0 +1,252 @@
+"""Which replica sends which byte, agreed on by all ranks without a word. Pure.
+
+May import balance, boxes, pairs, places, sides and errors.
+
+All bytes that the same sources may send to targets which see these sources alike form a *class*.
+In a class the bytes of all targets, tensors and boxes follow one another on a *line*, in an order
+that every rank knows. `balance` says how much of a line each source sends; that many bytes in a row
+are its. So a rank needs to know where its own bytes lie on the lines, and nothing of other ranks'
+plans. Bytes that one source alone holds are on no line: who sends them is not a question.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from transport.errors import LayoutError
+from transport.sharding.balance import spread
+from transport.sharding.boxes import ranges
+from transport.sharding.places import FAR, PROCESS, Zones
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from transport.sharding.boxes import Ints
+    from transport.sharding.pairs import Pair
+    from transport.sharding.sides import Held, Wanted
+
+
+class Columns(NamedTuple):
+    """The pieces of a target layout by box and zone, sorted so; box b has columns first[b] ..."""
+
+    first: Ints  # (boxes + 1,)
+    zone: Ints  # (columns,)
+    column: Ints  # (pieces,)
+
+    def expand(self, pair: Pair) -> tuple[Ints, Ints]:
+        """Rows of (overlap, column): every overlap with every column of its box."""
+        count = np.diff(self.first)
+        if len(self.zone) == len(count):  # one zone per box
+            return np.arange(len(pair.overlap.b)), pair.overlap.b
+        column, row = ranges(self.first[pair.overlap.b], count[pair.overlap.b])
+        return row, column
+
+
+def _columns(wanted: Wanted, zones: Zones) -> Columns:
+    zone = zones.zone[wanted.pieces.rank]
+    kinds = len(zones.tier)
+    keys, column = np.unique(wanted.box * kinds + zone, return_inverse=True)
+    first = np.searchsorted(keys, np.arange(len(wanted.boxes.low) + 1) * kinds)
+    return Columns(first, keys % kinds, column.ravel())
+
+
+class Classes:
+    """Gives every set of sources that bytes may come from, and how near they are, its number."""
+
+    def __init__(self, zones: Zones) -> None:
+        self._tier = zones.tier
+        self._sets: dict[bytes, int] = {}
+        self._numbers: dict[tuple[int, bytes], int] = {}
+        self._known: dict[tuple[int, int], int] = {}
+        self.ranks: list[Ints] = []  # of each set of holders
+        self.holders: list[int] = []  # of each class: its set of holders
+        self.tiers: list[NDArray[np.int8]] = []  # of each class: how near they are
+
+    def sets(self, held: Held) -> Ints:
+        """Per cell the number of its set of holders; -1 for a single one."""
+        made: Ints = np.full(len(held.first) - 1, -1)
+        for cell in np.flatnonzero(held.holders > 1).tolist():
+            ranks = held.rank[held.first[cell] : held.first[cell + 1]]
+            number = self._sets.setdefault(ranks.tobytes(), len(self.ranks))
+            if number == len(self.ranks):
+                self.ranks.append(ranks)
+            made[cell] = number
+        return made
+
+    def classes(self, sets: Ints, zone: Ints) -> Ints:
+        """The class of each combination of a set and a zone."""
+        kinds = len(self._tier)
+        keys, place = np.unique(sets * kinds + zone, return_inverse=True)
+        numbers = [self._class(*divmod(key, kinds)) for key in keys.tolist()]
+        made: Ints = np.array(numbers, np.int64)[place.ravel()]
+        return made
+
+    def _class(self, holders: int, zone: int) -> int:
+        known = self._known.get((holders, zone))
+        if known is None:
+            tiers = self._tier[zone, self.ranks[holders]]
+            known = self._numbers.setdefault((holders, tiers.tobytes()), len(self.holders))
+            if known == len(self.holders):
+                self.holders.append(holders)
+                self.tiers.append(tiers)
+            self._known[holders, zone] = known
+        return known
+
+    def nearest(self, number: int, dead: Iterable[int]) -> tuple[Ints, int]:
+        """Those that may send the bytes of a class, and how near they are."""
+        ranks, tiers = self.ranks[self.holders[number]], self.tiers[number]
+        alive = ~np.isin(ranks, list(dead))
+        if not alive.any():
+            return ranks[:0], FAR
+        best = int(tiers[alive].min())
+        return ranks[alive & (tiers == best)], best
+
+
+class Rows(NamedTuple):
+    """Of one pair: the overlaps with a choice of sources, for each kind of target."""
+
+    overlap: Ints
+    column: Ints
+    number: Ints  # the class
+
+
+class Lines:
+    """All lines laid end to end: from cut[i] on, owner[i] sends. The same on all ranks.
+
+    sent       (source ranks,) bytes that each sends to other processes
+    """
+
+    def __init__(self, pairs: Sequence[Pair], zones: Zones, lost: Sequence[int]) -> None:
+        self.zones = zones
+        self.pairs = pairs
+        self.classes = Classes(zones)
+        self._sets: dict[int, Ints] = {}
+        self._columns: dict[int, Columns] = {}
+        fixed = np.zeros(zones.tier.shape[1], np.int64)
+        self._counts: list[tuple[Ints, Ints]] = []
+        for pair in pairs:
+            self._add(pair, fixed)
+        self.volume = np.zeros(len(self.classes.holders), np.int64)
+        for number, elements in self._counts:
+            np.add.at(self.volume, number, elements)
+        self._counts.clear()
+        self.base = self.volume.cumsum() - self.volume
+        self._lay(fixed, lost)
+
+    def columns(self, pair: Pair) -> Columns:
+        key = id(pair.wanted)
+        found = self._columns.get(key)
+        if found is None:
+            found = self._columns[key] = _columns(pair.wanted, self.zones)
+        return found
+
+    def sets(self, pair: Pair) -> Ints:
+        """Per cell the number of its set of holders; -1 for a single one."""
+        key = id(pair.held)
+        found = self._sets.get(key)
+        if found is None:
+            found = self._sets[key] = self.classes.sets(pair.held)
+        return found
+
+    def rows(self, pair: Pair) -> Rows:
+        """The overlaps of a pair of which there are several holders."""
+        columns = self.columns(pair)
+        row, column = columns.expand(pair)
+        sets = self.sets(pair)[pair.overlap.a[row]]
+        chosen = sets >= 0
+        row, column = row[chosen], column[chosen]
+        return Rows(row, column, self.classes.classes(sets[chosen], columns.zone[column]))
+
+    def before(self, rank: int) -> Ints:
+        """(classes,) where on each line the bytes of a target rank begin."""
+        made: Ints = self.base.copy()
+        for pair in self.pairs:
+            pieces = int(np.searchsorted(pair.wanted.pieces.rank, rank))
+            if pieces and (self.sets(pair) >= 0).any():
+                columns = self.columns(pair)
+                count = np.bincount(columns.column[:pieces], minlength=len(columns.zone))
+                rows = self.rows(pair)
+                bytes_ = pair.overlap.elements[rows.overlap] * count[rows.column] * pair.weight
+                np.add.at(made, rows.number, bytes_)
+        return made
+
+    def _add(self, pair: Pair, fixed: Ints) -> None:
+        """Counts what a pair brings: to its only holder, or to a class."""
+        columns = self.columns(pair)
+        row, column = columns.expand(pair)
+        count = np.bincount(columns.column, minlength=len(columns.zone))
+        bytes_ = pair.overlap.elements[row] * count[column] * pair.weight
+        sets = self.sets(pair)[pair.overlap.a[row]]
+        many = sets >= 0
+        if many.any():
+            number = self.classes.classes(sets[many], columns.zone[column[many]])
+            self._counts.append((number, bytes_[many]))
+        if not many.all():
+            one = ~many
+            owner = pair.held.rank[pair.held.first[pair.overlap.a[row[one]]]]
+            sent = self.zones.tier[columns.zone[column[one]], owner] > PROCESS
+            np.add.at(fixed, owner, np.where(sent, bytes_[one], 0))
+
+    def _lay(self, fixed: Ints, lost: Sequence[int]) -> None:
+        """Cuts the lines among the sources, and anew for each source that was lost since."""
+        count = len(self.volume)
+        cut, owner = self.base, np.full(count, -1)
+        number, length = np.arange(count), self.volume
+        self.sent = fixed
+        fresh = np.ones(count, bool)
+        for step in range(len(lost) + 1):
+            if step:
+                fresh = owner == lost[step - 1]
+                self.sent[lost[step - 1]] = 0
+            made = self._deal(cut[fresh], number[fresh], length[fresh], lost[:step])
+            kept = [array[~fresh] for array in (cut, owner, number, length)]
+            joined = [np.concatenate(both) for both in zip(kept, made)]
+            fresh = np.arange(len(joined[0])) >= len(kept[0])
+            order = np.argsort(joined[0], kind="stable")
+            cut, owner, number, length = (array[order] for array in joined)
+            fresh = fresh[order]
+        self.cut, self.owner, self.fresh = cut, owner, fresh
+
+    def _deal(
+        self, cut: Ints, number: Ints, length: Ints, dead: Sequence[int]
+    ) -> tuple[Ints, Ints, Ints, Ints]:
+        """The same stretches of lines, cut among the living: cut, owner, class, length."""
+        near = [self.classes.nearest(int(c), dead) for c in number]
+        first = np.zeros(len(near) + 1, np.int64)
+        local = np.array([tier == PROCESS for _, tier in near], bool)
+        # Within a process one source serves as well as another, and nothing is sent.
+        members = [m[:1] if at_home else m for (m, _), at_home in zip(near, local)]
+        np.cumsum([len(m) for m in members], out=first[1:])
+        if (np.diff(first) == 0).any():
+            stuck = int(number[np.flatnonzero(np.diff(first) == 0)[0]])
+            self._refuse(stuck, dead)
+        member = np.concatenate(members) if members else np.zeros(0, np.int64)
+        share = spread_remote(first, member, length, self.sent, local)
+        row = np.repeat(np.arange(len(near)), np.diff(first))
+        np.add.at(self.sent, member, np.where(local[row], 0, share))
+        start = share.cumsum() - share
+        start = cut[row] + start - start[first[:-1]][row] if len(row) else start
+        used = share > 0
+        return start[used], member[used], number[row[used]], share[used]
+
+    def _refuse(self, number: int, dead: Sequence[int]) -> None:
+        ranks = self.classes.ranks[self.classes.holders[number]].tolist()
+        for pair in self.pairs:
+            if (self.rows(pair).number == number).any():
+                raise LayoutError(
+                    f"no source is left for parts of {pair.tensors[0][0]!r}: of its holders "
+                    f"{ranks} all are lost ({sorted(dead)})"
+                )
+
+
+def spread_remote(first: Ints, member: Ints, volume: Ints, load: Ints, local: Ints) -> Ints:
+    """`spread` for what is sent; what stays in a process is its only member's."""
+    return spread(first, member, np.where(local, 0, volume), load) + np.where(
+        local[np.repeat(np.arange(len(local)), np.diff(first))],
+        np.repeat(volume, np.diff(first)),
+        0,
+    )

@@ -1,0 +1,115 @@
+"""Two state layouts side by side: their tensors grouped by pairs of layouts. Pure.
+
+May import sides, boxes, state and errors. What a pair of layouts needs is worked out once, for all
+of its tensors. Whatever cannot be planned is refused here, before anything else is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from transport.errors import LayoutError
+from transport.sharding.boxes import Overlap, sums
+from transport.sharding.checks import ranks_text
+from transport.sharding.sides import Held, Sides, Wanted
+
+if TYPE_CHECKING:
+    from transport.sharding.boxes import Ints
+    from transport.sharding.layout import Layout
+    from transport.sharding.state import Entry, StateLayout
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Pair:
+    """A source layout and a target layout, and the tensors that have these two."""
+
+    source: Layout
+    target: Layout
+    held: Held
+    wanted: Wanted
+    overlap: Overlap  # of the held cells and the wanted boxes
+    tensors: tuple[tuple[str, Entry, Entry], ...]  # name, at the source, at the target
+
+    @property
+    def weight(self) -> int:
+        """Bytes that are sent per element of the overlap of one tensor, times the tensors."""
+        return self.source.itemsize * len(self.tensors)
+
+
+def pairs(source: StateLayout, target: StateLayout, without: frozenset[int]) -> list[Pair]:
+    """In order of first use. `without`: source ranks that have nothing.
+
+    Raises LayoutError for tensors that the source lacks, whose shapes differ, or of which a target
+    rank needs what no source rank has.
+    """
+    grouped = _grouped(source, target)
+    sides = Sides()
+    held: dict[int, Held] = {}
+    wanted: dict[int, Wanted] = {}
+    made: list[Pair] = []
+    for tensors in grouped:
+        have, want = tensors[0][1].layout, tensors[0][2].layout
+        if have.shape != want.shape:
+            raise LayoutError(
+                f"{tensors[0][0]!r} is {list(have.shape)} at the source (ranks "
+                f"{_span(have)}) and {list(want.shape)} at the target (ranks {_span(want)})"
+            )
+        if id(have) not in held:
+            held[id(have)] = sides.held(have, without)
+        if id(want) not in wanted:
+            wanted[id(want)] = sides.wanted(want)
+        a, b = held[id(have)], wanted[id(want)]
+        both = sides.overlap(a, b)
+        pair = Pair(have, want, a, b, both, tuple(tensors))
+        _check_cover(pair, without)
+        made.append(pair)
+    return made
+
+
+def _grouped(source: StateLayout, target: StateLayout) -> list[list[tuple[str, Entry, Entry]]]:
+    held = dict(source.items())
+    missing = [name for name in target if name not in held]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        ranks = ranks_text(target[missing[0]].layout.ranks)
+        raise LayoutError(f"no source has {missing[0]!r}{more}, which the target's {ranks} need")
+    groups: dict[tuple[int, int], list[tuple[str, Entry, Entry]]] = {}
+    for name, want in target.items():
+        have = held[name]
+        key = id(have.layout), id(want.layout)  # a state keeps equal layouts once
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = []
+        group.append((name, have, want))
+    return list(groups.values())
+
+
+def _check_cover(pair: Pair, without: frozenset[int]) -> None:
+    """Cells share no element, so a box is covered if and only if the numbers are equal."""
+    found = sums(pair.overlap.b, pair.overlap.elements, len(pair.wanted.boxes.low))
+    short = pair.wanted.boxes.volume - found
+    if short.any():
+        _refuse(pair, short, without)
+
+
+def _refuse(pair: Pair, short: Ints, without: frozenset[int]) -> NoReturn:
+    box = int(np.flatnonzero(short)[0])
+    wanted = pair.wanted
+    ranks = ranks_text(np.unique(wanted.pieces.rank[wanted.box == box]))
+    low, high = wanted.boxes.low[box].tolist(), wanted.boxes.high[box].tolist()
+    text = ", ".join(f"{a}:{b}" for a, b in zip(low, high))
+    left = ""
+    if without:
+        left = f" once source {ranks_text(np.array(sorted(without)))} may not be used"
+    raise LayoutError(
+        f"no source rank has {int(short[box])} of the {int(wanted.boxes.volume[box])} elements of "
+        f"{pair.tensors[0][0]!r}[{text}] that target {ranks} need{left}"
+    )
+
+
+def _span(layout: Layout) -> str:
+    ranks = layout.ranks
+    return f"{int(ranks[0])} to {int(ranks[-1])}" if len(ranks) else "none"

@@ -1,0 +1,142 @@
+"""Plans for any rank between two state layouts; what they have in common is worked out once. Pure.
+
+May import lines, pairs, parts, places and errors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from transport.errors import LayoutError
+from transport.sharding.checks import ranks_text
+from transport.sharding.copies import Copies
+from transport.sharding.lines import Lines
+from transport.sharding.pairs import pairs
+from transport.sharding.parts import Part, Rows, of_source, of_target, part
+from transport.sharding.places import PROCESS, Places, Zones
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.sharding.boxes import Ints
+    from transport.sharding.state import StateLayout
+
+
+class Planner:
+    """Two state layouts, where their ranks run, and which source ranks are gone."""
+
+    def __init__(
+        self,
+        source: StateLayout,
+        target: StateLayout,
+        source_places: Places | None,
+        target_places: Places | None,
+        without: frozenset[int],
+        lost: tuple[int, ...],
+    ) -> None:
+        self._ranks = _count(source), _count(target)
+        self._lost = lost
+        zones = Zones(source_places, target_places, *self._ranks)
+        self.lines = Lines(pairs(source, target, without), zones, lost)
+
+    def copies(self, rank: int, direction: str) -> dict[str, Any]:
+        """The arrays of a Plan by name."""
+        pull = direction == "pull"
+        found = of_target(self.lines, rank) if pull else of_source(self.lines, rank)
+        if self._lost:
+            self._check_left(found)
+        parts = [
+            one
+            for rows in found
+            for one in part(self.lines, rows, None if pull else rank, bool(self._lost))
+            if len(one.tensor)
+        ]
+        return self._packed(parts, self._turned(rank, pull))
+
+    def _check_left(self, found: list[Rows]) -> None:
+        """Raises LayoutError where a lost source alone had what is needed."""
+        for rows in found:
+            held = rows.pair.held
+            owner = held.rank[held.first[rows.pair.overlap.a[rows.overlap]]]
+            stuck = (rows.number < 0) & np.isin(owner, self._lost)
+            if stuck.any():
+                ranks = np.unique(rows.pair.wanted.pieces.rank[rows.piece[stuck]])
+                raise LayoutError(
+                    f"no source is left for parts of {rows.pair.tensors[0][0]!r}, which target "
+                    f"{ranks_text(ranks)} need: {ranks_text(np.unique(owner[stuck]))} alone had it"
+                )
+
+    def _turned(self, rank: int, pull: bool) -> Callable[[Ints, Ints, Any], Ints]:
+        """Numbers the other side's ranks from a place on that depends on this one.
+
+        If all began with the first, they would wait for it while the last has nothing to do.
+        """
+        others, own = self._ranks if pull else self._ranks[::-1]
+        first = rank * others // max(own, 1)
+
+        def turn(source: Ints, target: Ints, tier: Any) -> Ints:
+            other = ((source if pull else target) - first) % max(others, 1)
+            return np.where(tier == PROCESS, other + others, other)
+
+        return turn
+
+    def _packed(
+        self, parts: list[Part], turn: Callable[[Ints, Ints, Any], Ints]
+    ) -> dict[str, Any]:
+        dims = max((one.copies.size.shape[1] for one in parts), default=1)
+        source = _joined([one.pair.held.rank[one.item] for one in parts])
+        target = _joined([one.pair.wanted.pieces.rank[one.piece] for one in parts])
+        tier = self.lines.zones.tier[self.lines.zones.zone[target], source]
+        place = turn(source, target, tier)
+        small = place.astype(np.uint16) if 2 * max(self._ranks) < 1 << 16 else place
+        order = np.argsort(small, kind="stable")  # by radix where the numbers are small
+        wide = [one.copies.widened(dims) for one in parts]
+        names = [_Names(parts, at_source) for at_source in (True, False)]
+        made: dict[str, Any] = {
+            "source_rank": source.astype(np.int32)[order],
+            "target_rank": target.astype(np.int32)[order],
+            "tier": tier[order],
+        }
+        for side, name in zip(("source", "target"), names):
+            made[f"{side}_tensor"] = name.index[order]
+        for field in Copies._fields:
+            columns = [getattr(one, field) for one in wide]
+            empty = np.zeros((0, dims) if field == "size" or "stride" in field else 0, np.int64)
+            made[field] = np.concatenate(columns or [empty])[order]
+        for array in made.values():
+            array.flags.writeable = False
+        for side, name in zip(("source", "target"), names):
+            made[f"{side}_names"] = name.names
+            made[f"{side}_dtypes"] = name.dtypes
+        return made
+
+
+class _Names:
+    """The local tensors of one side that are used, and which of them each copy is of."""
+
+    def __init__(self, parts: list[Part], at_source: bool) -> None:
+        places: dict[str, int] = {}
+        dtypes: list[str] = []
+        index: list[Ints] = []
+        known: dict[int, Ints] = {}
+        for one in parts:
+            row = known.get(id(one.pair))
+            if row is None:
+                entries = [have if at_source else want for _, have, want in one.pair.tensors]
+                row = np.array([places.setdefault(e.tensor, len(places)) for e in entries])
+                known[id(one.pair)] = row
+                dtypes += [entries[0].layout.dtype] * (len(places) - len(dtypes))
+            index.append(row[one.tensor])
+        self.names = tuple(places)
+        self.dtypes = tuple(dtypes)
+        self.index = _joined(index).astype(np.int32)
+
+
+def _joined(arrays: list[Ints]) -> Ints:
+    return np.concatenate(arrays or [np.zeros(0, np.int64)])
+
+
+def _count(state: StateLayout) -> int:
+    return state.ranks[-1] + 1 if state.ranks else 0
