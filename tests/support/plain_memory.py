@@ -23,16 +23,18 @@ class Far:
         self.remote = RemoteRegion(owner, offset, array.dtype.name, array.shape, array.strides)
 
 
-def carry_out(batch, far):
+def carry_out(batch):
     for part in batch.parts():
-        for local, _, offset, length, rows, ls, rs, _, outer in ranges_of(part):
+        outers = b"".join(part.outers)
+        for local, _, offset, length, rows, ls, rs, remote, outer in ranges_of(part):
             dims = [(rows, ls, rs)]
             if outer:
-                packed = OUTER.unpack(part.outers[outer - 1])
+                packed = OUTER.unpack_from(outers, (outer - 1) * OUTER.size)
                 dims += [packed[1 + 3 * i : 4 + 3 * i] for i in range(packed[0])]
+            base = NATIVE.unpack(part.owners[remote].native)[3]
             for index in np.ndindex(*[size for size, _, _ in dims]):
                 here = local + sum(i * dim[1] for i, dim in zip(index, dims))
-                there = far.base + offset + sum(i * dim[2] for i, dim in zip(index, dims))
+                there = base + offset + sum(i * dim[2] for i, dim in zip(index, dims))
                 to, source = (here, there) if part.op == READ else (there, here)
                 ctypes.memmove(to, source, length)
 

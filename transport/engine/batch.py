@@ -1,8 +1,8 @@
 """From requests to the plain structs that C takes: checks, grouping by peer, strided pairs to rows.
 
-May import memory, ffi, types, errors and blocks. Ranges are packed with struct, not through cffi,
-so that a batch of 100,000 requests stays cheap; neighbours become one range. One C call takes all
-requests of one peer and kind.
+May import memory, ffi, types, errors, blocks, copies and packing. Ranges are packed with struct,
+not through cffi, so that a batch of 100,000 requests stays cheap; neighbours become one range. One
+C call takes all requests of one peer and kind.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from transport.engine.blocks import Blocks, memory_of, ranges_of
+from transport.engine.copies import Copies
 from transport.errors import InvalidUse, RemoteAccessError, Status
 from transport.memory.host import View, view
 from transport.memory.layout import MAX_OUTER, bytes_rows, overlaps_itself, pair_rows, span
@@ -63,15 +64,23 @@ class Write:
 class Part:
     """All requests of one kind to one engine: what one native call submits."""
 
-    __slots__ = ("_index", "op", "outers", "owner", "owners", "ranges")
+    __slots__ = ("_index", "n_outers", "op", "outers", "owner", "owners", "ranges")
 
     def __init__(self, owner: Owner, op: int) -> None:
         self.owner = owner
         self.op = op
         self.owners: list[Owner] = []
         self.ranges: list[bytes | memoryview] = []  # each some packed ranges
-        self.outers: list[bytes] = []
+        self.outers: list[bytes | memoryview] = []  # the same
+        self.n_outers = 0
         self._index: dict[int, int] = {}  # by id; `owners` keeps them alive
+
+    def add(self, ranges: memoryview, outers: memoryview) -> None:
+        """Packed ones, of which the outer dimensions count from `n_outers`."""
+        self.ranges.append(ranges)
+        if outers:
+            self.outers.append(outers)
+            self.n_outers += len(outers) // OUTER.size
 
     def remote_index(self, owner: Owner) -> int:
         """Where the handle's C half is in the batch."""
@@ -109,8 +118,8 @@ class Batch:
         "_local",
         "_offset",
         "_op",
-        "_outers",
         "_owner",
+        "_part",
         "_parts",
         "_ranges",
         "_region",
@@ -126,7 +135,7 @@ class Batch:
         self._owner: Owner | None = None
         self._op = self._at = 0
         self._ranges: list[bytes | memoryview] = []
-        self._outers: list[bytes] = []
+        self._part: Any = None
         # The contiguous range that is being gathered: where it ends on both sides, its size.
         self._local = self._offset = self._joined = self._region = 0
         self._known = (0, 0, 0)  # local memory of which the region is known: start, end, region
@@ -154,6 +163,8 @@ class Batch:
             self.add(request.into, request.remote, READ)
         elif isinstance(request, Write):
             self.add(request.source, request.to, WRITE)
+        elif isinstance(request, Copies):
+            self._add_copies(request)
         else:
             raise InvalidUse(f"a request is a Read or a Write, not {request!r:.80}")
 
@@ -182,11 +193,12 @@ class Batch:
         self._joined = 0
 
     def _add_rows(self, here: View, region: int, remote: RemoteRegion) -> None:
-        address, offset = here.address, remote._offset
+        address, offset, part = here.address, remote._offset, self._part
         for left, right, length, rows, left_stride, right_stride, outer in _rows(here, remote):
             if outer:
                 unused = [0] * (3 * (MAX_OUTER - len(outer)))
-                self._outers.append(OUTER.pack(len(outer), *chain(*outer), *unused))
+                part.outers.append(OUTER.pack(len(outer), *chain(*outer), *unused))
+                part.n_outers += 1
             self._ranges.append(
                 _pack(
                     address + left,
@@ -197,7 +209,7 @@ class Batch:
                     left_stride,
                     right_stride,
                     self._at,
-                    len(self._outers) if outer else 0,
+                    part.n_outers if outer else 0,
                 )
             )
 
@@ -213,6 +225,29 @@ class Batch:
         region = self._region_of(here) if self._register else 0
         written = "local" if op == READ else "remote"
         self._ranges.append(ranges_of(local, remote, here, region, self._at, written=written))
+
+    def _add_copies(self, copies: Copies) -> None:
+        from transport.engine.packing import Packed  # and numpy, for those who need it
+
+        views = [it.local_view() if isinstance(it, Region) else view(it) for it in copies.local]
+        packed = Packed(copies, views)
+        for which in packed.by_peer():
+            for k in packed.remotes_of(which):
+                _check_remote_rights(copies.remote[k], copies.op)
+                self._turn_to(copies.remote[k]._owner, copies.op)
+                packed.at[k] = self._at
+            for k in packed.locals_of(which):
+                _check_local_rights(views[k], copies.op)
+                packed.regions[k] = self._known_region(copies.local[k], views[k])
+            self._part.add(*packed.structs(which, self._part.n_outers))
+        self.pins.extend(here.owner for here in views)
+
+    def _known_region(self, local: Any, here: View) -> int:
+        """As C is told of it; a Region also where no register is needed: C refuses a closed one."""
+        if isinstance(local, Region):
+            self.pins += (local, local._native)
+            return local._native.number
+        return self._register(here, self.pins) if self._register and here.nbytes else 0
 
     def _region_of(self, here: View) -> int:
         """The number of the region that covers it. The memory round a view that this batch pins is
@@ -243,7 +278,7 @@ class Batch:
             part = self._parts[key] = Part(owner, op)
         self._owner, self._op = owner, op
         self._at = part.remote_index(owner)
-        self._ranges, self._outers = part.ranges, part.outers
+        self._part, self._ranges = part, part.ranges
         self._register = self._registrar(owner) if self._registrar else None
 
 
@@ -269,12 +304,20 @@ def _check(here: View, remote: RemoteRegion, op: int) -> None:
 
 
 def _check_rights(here: View, remote: RemoteRegion, op: int) -> None:
+    _check_remote_rights(remote, op)
+    _check_local_rights(here, op)
+
+
+def _check_remote_rights(remote: RemoteRegion, op: int) -> None:
     if not remote._owner.rights & op:
         raise RemoteAccessError(
             f"the remote region allows to {remote.access} only",
             op=OP_NAMES[op],
             status=Status.REMOTE_ACCESS,
         )
+
+
+def _check_local_rights(here: View, op: int) -> None:
     if op == READ and here.readonly:
         raise InvalidUse("the local memory is read-only; it cannot take what is read")
 

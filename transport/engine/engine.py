@@ -19,6 +19,7 @@ from transport.config import Settings
 from transport.engine import allocate, atomics, factories
 from transport.engine.adopt import Adopted, adopt
 from transport.engine.batch import READ, WRITE, Batch, Read, Write, not_remote
+from transport.engine.copies import Copies
 from transport.engine.core import Core
 from transport.engine.mapping import Mapping, map_remote
 from transport.engine.notifications import Notifications
@@ -249,7 +250,7 @@ class Engine(Handle):
 
     def submit(
         self,
-        requests: Iterable[Read | Write],
+        requests: Iterable[Read | Write | Copies],
         *,
         notify: bytes | None = None,
         deadline: float | None = None,
@@ -273,7 +274,7 @@ class Engine(Handle):
 
     def prepare(
         self,
-        requests: Read | Write | Iterable[Read | Write],
+        requests: Read | Write | Copies | Iterable[Read | Write | Copies],
         *,
         notify: bytes | None = None,
         deadline: float | None = None,
@@ -285,7 +286,8 @@ class Engine(Handle):
         The arguments are those of `submit`; `deadline` and `notify` are each run's. Raises what
         `submit` raises; nothing moves before `start()` or `run()`.
         """
-        gathered = [requests] if isinstance(requests, (Read, Write)) else list(requests)
+        alone = isinstance(requests, (Read, Write, Copies))
+        gathered: list[Any] = [requests] if alone else list(requests)  # type: ignore[arg-type]
         with self._core as core:
             return prepare(self, core, gathered, Options(notify, deadline, provider, fallback))
 

@@ -7,12 +7,14 @@ one call that allocates nothing. Memory stays pinned for as long as it is open.
 
 from __future__ import annotations
 
+import operator
 import time
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from transport.engine.batch import Batch, Read
 from transport.engine.blocks import memory_of
+from transport.engine.copies import Copies
 from transport.engine.submit import (
     allowed,
     call_with_batch,
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 _PENDING, _OK = int(Status.PENDING), int(Status.OK)
 _STATUS = ffi.typeof("int32_t *")
 _run = lib.tn_transfer_run
+_ADDRESS, _SIZE = operator.methodcaller("data_ptr"), operator.methodcaller("nbytes")
 
 
 def prepare(parent: object, core: Core, requests: list[Any], options: Options) -> Prepared:
@@ -93,18 +96,21 @@ class Prepared(Transfer, Closing):
         super().__init__(parent, core, [], pins)
 
     # ------------------------------------------------------------------------------------- running
-    def start(self) -> Self:
+    def start(self, deadline: float | None = None) -> Self:
         """Begins the next run and returns itself. Its cost does not depend on what was checked.
+
+        `deadline` is of this run, instead of the one that it was prepared with.
 
         Raises InvalidUse while the last run is not over and quiet (see `wait_quiet`), when this or
         its local region is closed; where its peer was lost and is found anew, it begins there.
         """
+        lifetime = self._lifetime if deadline is None else lifetime_ns(self._core, deadline)
         with self._core:
             self._about_to_run()
             for index, flight in enumerate(self._flights):
-                status = lib.tn_transfer_start(flight.pointer, self._lifetime)
+                status = lib.tn_transfer_start(flight.pointer, lifetime)
                 if status != _OK:
-                    self._start_otherwise(index, status)
+                    self._start_otherwise(index, status, lifetime)
         return self
 
     def run(self, timeout: float | None = None) -> Self:
@@ -212,7 +218,7 @@ class Prepared(Transfer, Closing):
         self._watches = {}
         self._runs += 1
 
-    def _start_otherwise(self, index: int, status: int) -> None:
+    def _start_otherwise(self, index: int, status: int, lifetime: int) -> None:
         """C has not begun it: because the peer was lost, which may have come back, or it raises.
 
         What has begun of this run is cancelled then.
@@ -228,7 +234,7 @@ class Prepared(Transfer, Closing):
             self._former.append(flight)
             self._flights[index] = renewed
             self._find_sole()
-            if lib.tn_transfer_start(renewed.pointer, self._lifetime) != _OK:
+            if lib.tn_transfer_start(renewed.pointer, lifetime) != _OK:
                 raise self._why_not(index, status)
         except BaseException:
             for begun in self._flights[:index]:
@@ -264,20 +270,26 @@ class Prepared(Transfer, Closing):
 class _Sources:
     """The local sides, as far as they can be taken away between two runs."""
 
-    __slots__ = ("_storages", "regions")
+    __slots__ = ("_extents", "_storages", "regions")
 
     def __init__(self, requests: list[Any]) -> None:
         sides = [
-            memory_of(side.into if isinstance(side, Read) else side.source) for side in requests
+            memory_of(side.into if isinstance(side, Read) else side.source)
+            for side in requests
+            if not isinstance(side, Copies)
         ]
         self.regions = tuple({id(it): it for it in sides if isinstance(it, Region)}.values())
-        self._storages: dict[int, Any] = {}
-        for side in sides:
-            if hasattr(side, "untyped_storage"):  # one object for all views of it
-                storage = side.untyped_storage()
-                if id(storage) not in self._storages:
-                    extent = storage.data_ptr(), storage.nbytes()
-                    self._storages[id(storage)] = storage, extent
+        # C looks at the regions of Copies itself.
+        many = [it for copies in requests if isinstance(copies, Copies) for it in copies.local]
+        # One object for all views of a storage.
+        storages = {
+            id(storage): storage
+            for side in (*sides, *many)
+            if hasattr(side, "untyped_storage")
+            for storage in [side.untyped_storage()]
+        }
+        self._storages = list(storages.values())
+        self._extents = self._look()
 
     @property
     def resizable(self) -> bool:
@@ -288,6 +300,9 @@ class _Sources:
         """Raises InvalidUse when a region was closed or a tensor's storage was resized."""
         for region in self.regions:
             region._check()
-        for storage, extent in self._storages.values():
-            if (storage.data_ptr(), storage.nbytes()) != extent:
-                raise InvalidUse("a local tensor was resized; prepare the transfer anew")
+        if self._look() != self._extents:
+            raise InvalidUse("a local tensor was resized; prepare the transfer anew")
+
+    def _look(self) -> tuple[list[int], list[int]]:
+        """Where the storages are now and their sizes: there may be a hundred thousand."""
+        return list(map(_ADDRESS, self._storages)), list(map(_SIZE, self._storages))

@@ -98,7 +98,7 @@ def call_with_batch(
     batch.n_remotes = len(part.owners)
     batch.n_ranges = len(packed) // RANGE.size
     batch.outers = outers
-    batch.n_outers = len(part.outers)
+    batch.n_outers = part.n_outers
     batch.deadline_ns = deadline
     batch.operand, batch.expected = words
     if notify is not None:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from transport.engine.batch import Read, Write
+from transport.engine.batch import READ, WRITE, Read, Write
 from transport.engine.blocks import Blocks
+from transport.engine.copies import Copies
 from transport.errors import InvalidUse
 from transport.testing.contract_data import WAIT
 from transport.testing.servant import pattern
@@ -156,6 +157,39 @@ class BlockRules:
         into = np.zeros(shape, np.int16)
         near.submit([Read(remote[part], into[part]) for part in index]).wait(WAIT)
         assert np.array_equal(into, whole)
+
+    def test_many_boxes_of_many_memories(self, near: Engine, far: FarSide) -> None:
+        """Copies: a table instead of a request for each; prepared, read and written."""
+        shape, count = (3, 4, 5, 6), 7
+        there = [far.make(f"x{k}", 720, seed=k, shape=shape, dtype="int16") for k in range(3)]
+        tensors = [pattern(k, 720).view(np.int16).reshape(shape) for k in range(3)]
+        mine = [np.zeros((2, 3, 2, 4), np.int16) for _ in range(count)]
+        cuts = [np.s_[k % 2 : k % 2 + 2, :3, k % 4 : k % 4 + 2, 1:5] for k in range(count)]
+        wanted = [tensors[k % 3][cuts[k]] for k in range(count)]
+        table: dict[str, Any] = {
+            "local_index": np.arange(count),
+            "remote_index": np.arange(count) % 3,
+            "local_start": np.zeros(count, np.int64),
+            "remote_start": np.array([there[k % 3][cuts[k]].offset for k in range(count)]),
+            "length": np.full(count, 2),
+            "sizes": np.tile((2, 3, 2, 4), (count, 1)),
+            "local_strides": np.tile(mine[0].strides, (count, 1)),
+            "remote_strides": np.tile(tensors[0].strides, (count, 1)),
+        }
+        with near.prepare(Copies(READ, mine, there, **table)) as prepared:
+            for _ in range(2):
+                for array in mine:
+                    array[...] = 0
+                prepared.run(WAIT)
+                assert all(np.array_equal(a, b) for a, b in zip(mine, wanted))
+            assert prepared.bytes == 2 * 48 * count
+        for k, array in enumerate(mine):
+            array[...] = k
+            tensors[k % 3][cuts[k]] = k
+        for k in range(count):  # one by one, since the boxes overlap
+            rows = {name: array[k : k + 1] for name, array in table.items()}
+            near.submit([Copies(WRITE, mine, there, **rows)]).wait(WAIT)
+        assert all(far.content(f"x{k}") == tensors[k].tobytes() for k in range(3))
 
     def test_neighbours_cost_what_one_costs(self, near: Engine, far: FarSide) -> None:
         """E3: thousands of views of one array, side by side, are moved as one."""

@@ -19,7 +19,7 @@ from transport.errors import InvalidUse, OutOfRange, RemoteAccessError
 def move(local, remote, far, op=READ):
     batch = Batch()
     batch.add(local, remote, op)
-    carry_out(batch, far)
+    carry_out(batch)
     (part,) = batch.parts()
     return ranges_of(part)
 
@@ -105,7 +105,7 @@ def test_blocks_and_views_in_one_batch():
     batch.add(local[:10], far.remote[:10], READ)
     batch.add(Blocks(local, [50, 10], 5), Blocks(far.remote, [60, 70]), READ)
     batch.add(local[15:20], far.remote[10:15], READ)
-    carry_out(batch, far)
+    carry_out(batch)
     assert np.array_equal(local[:20], [*range(10), *range(70, 75), *range(10, 15)])
     assert np.array_equal(local[50:55], range(60, 65))
 
