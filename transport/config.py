@@ -103,6 +103,16 @@ class Settings:
         kinds.size(1 << 16, 1 << 40),
         "registering a large region tells its progress, and can be interrupted, every so often",
     )
+    reshard_inflight: int = _setting(
+        1 << 30,
+        kinds.size(1 << 20, 1 << 50),
+        "bytes that one Execution of a sharded plan has in flight at a time",
+    )
+    reshard_staging: int = _setting(
+        64 << 20,
+        kinds.size(1 << 16, 1 << 40),
+        "memory of one Execution that converts dtypes, for elements on their way",
+    )
     huge_pages: str = _setting(
         "transparent",
         kinds.choice("transparent", "reserved", "none"),

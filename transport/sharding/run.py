@@ -1,0 +1,206 @@
+"""One run of a plan: what is begun when, until all has come, and by whom when a source is lost.
+
+May import parcels, errors and types. Only the thread that waits drives it: what fits into the limit
+of bytes in flight is begun at once, the rest as others end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transport.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    PeerError,
+    RemoteAccessError,
+    StaleRegion,
+    Status,
+    TransportError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from transport.sharding.parcels import Parcel
+
+    Progress = Callable[[int, int], object]
+    # What comes instead of these parcels of a lost rank; raises where nothing can.
+    Replace = Callable[[int, list[Parcel], TransportError], Sequence[Parcel]]
+
+LOST = (PeerError, StaleRegion, RemoteAccessError)
+"""What a transfer raises when its rank can no longer be used: a NIC tells a closed region only as a
+refusal, and rights and ranges were checked before."""
+
+_BOTH = (True, False)
+_LOOK = 0.002  # seconds that one parcel is waited for while others may end
+_PATIENCE = 5.0  # seconds for cancelled transfers to become quiet
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one run did."""
+
+    bytes: int
+    """That were moved, copies within this process included; as they are at the other ranks."""
+    seconds: float
+    """From its beginning to its end, by CLOCK_MONOTONIC."""
+    carried: Mapping[str, int]
+    """Bytes by provider and path: {"shm (mapped)": 4096}."""
+    ranks: tuple[int, ...]
+    """Whose memory was read, or written to."""
+    lost: tuple[int, ...]
+    """Ranks that were lost on the way; others brought what was missing."""
+
+
+class Run:
+    """A plan that is being carried out once. Made by `Execution.start`."""
+
+    def __init__(
+        self, parcels: Sequence[Parcel], limit: int, seconds: float, replace: Replace, total: int
+    ) -> None:
+        # Those that stop in staging memory on the way wait for room there, and hold up no others.
+        self._queues = tuple(
+            deque(parcel for parcel in parcels if bool(parcel.slot) is staged) for staged in _BOTH
+        )
+        self._flying: list[Parcel] = []
+        self._slots: set[object] = set()  # of the staging memory, those in use
+        self._limit = limit
+        self._began = time.monotonic()
+        self._end = self._began + seconds
+        self._replace = replace
+        self._total = total
+        self._moved = 0
+        self._in_flight = 0
+        self._cancelled = False
+        self._carried: dict[str, int] = {}
+        self._ranks: set[int] = set()
+        self._lost_ranks: dict[int, None] = {}
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to be done."""
+        return not (self._flying or any(self._queues))
+
+    def wait(self, progress: Progress | None = None) -> Report:
+        """Does the rest, in this thread. Raises what went wrong, once nothing moves any more."""
+        try:
+            while not self.over:
+                self._check()
+                self.launch()
+                if self._flying:
+                    self._reap(self._next_done(), progress)
+            self._check()
+        except BaseException:
+            self._abandon()
+            raise
+        seconds = time.monotonic() - self._began
+        ranks, lost = tuple(sorted(self._ranks)), tuple(self._lost_ranks)
+        return Report(sum(self._carried.values()), seconds, dict(self._carried), ranks, lost)
+
+    def cancel(self) -> None:
+        """Any thread may; the one that waits raises Cancelled then."""
+        self._cancelled = True
+        for parcel in list(self._flying):
+            parcel.cancel()
+
+    def launch(self) -> None:
+        """Begins as much as may be in flight at a time."""
+        try:
+            for queue in self._queues:
+                while queue and not self._cancelled and self._fits(queue[0]):
+                    self._begin(queue.popleft())
+        except BaseException:
+            self._abandon()
+            raise
+
+    # -------------------------------------------------------------------------------------- inside
+    def _begin(self, parcel: Parcel) -> None:
+        self._flying.append(parcel)  # before: Ctrl-C may come right after it has begun
+        self._in_flight += parcel.nbytes
+        self._slots.add(parcel.slot)
+        try:
+            parcel.start(self._left())
+        except LOST as error:
+            self._lose(parcel, error)
+        if self._cancelled:  # by another thread, which may not have seen this parcel
+            parcel.cancel()
+
+    def _check(self) -> None:
+        if self._cancelled:
+            raise Cancelled("the run was cancelled", status=Status.CANCELLED)
+
+    def _left(self) -> float:
+        """Seconds. Raises DeadlineExceeded where there are none."""
+        left = self._end - time.monotonic()
+        if left <= 0:
+            words = f"{self._moved} of {self._total} bytes had come when the deadline passed"
+            raise DeadlineExceeded(words, status=Status.DEADLINE)
+        return left
+
+    def _fits(self, parcel: Parcel) -> bool:
+        if parcel.slot is not None and parcel.slot in self._slots:
+            return False
+        return not self._flying or self._in_flight + parcel.nbytes <= self._limit
+
+    def _next_done(self) -> Parcel:
+        """A parcel that has ended; waits for one."""
+        while True:
+            for parcel in self._flying:
+                if parcel.transfer.done:
+                    return parcel
+            idle = self._flying[0].slot is None and not any(self._queues)
+            with contextlib.suppress(TransportError, TimeoutError):
+                self._flying[0].transfer.wait(None if idle else _LOOK)
+            self._left()
+
+    def _reap(self, parcel: Parcel, progress: Progress | None) -> None:
+        try:
+            parcel.transfer.wait(0)
+        except LOST as error:
+            self._lose(parcel, error)
+            return
+        parcel.finish(self._left())
+        self._land(parcel)
+        how = f"{parcel.transfer.provider} ({parcel.transfer.path})"
+        self._carried[how] = self._carried.get(how, 0) + parcel.nbytes
+        self._ranks.add(parcel.rank)
+        self._moved = min(self._moved + parcel.nbytes, self._total)
+        if progress is not None:
+            progress(self._moved, self._total)
+
+    def _land(self, parcel: Parcel) -> None:
+        self._flying.remove(parcel)
+        self._slots.discard(parcel.slot)
+        self._in_flight -= parcel.nbytes
+
+    def _lose(self, parcel: Parcel, error: TransportError) -> None:
+        """All that has not come from the parcel's rank is to come from others."""
+        missing = [it for it in self._flying if it.rank == parcel.rank]
+        for it in missing:
+            it.cancel()
+        for it in missing:
+            it.wait_quiet(self._left())  # late bytes must not come after those of another
+            self._land(it)
+        for queue in self._queues:
+            missing += [it for it in queue if it.rank == parcel.rank]
+            others = [it for it in queue if it.rank != parcel.rank]
+            queue.clear()
+            queue.extend(others)
+        self._lost_ranks[parcel.rank] = None
+        for it in self._replace(parcel.rank, missing, error):
+            self._queues[_BOTH.index(bool(it.slot))].append(it)
+
+    def _abandon(self) -> None:
+        """Cancels what is under way and waits, for a while, until none of it can move a byte."""
+        for queue in self._queues:
+            queue.clear()
+        for parcel in self._flying:
+            parcel.cancel()
+        end = time.monotonic() + _PATIENCE
+        for parcel in self._flying:
+            parcel.wait_quiet(max(end - time.monotonic(), 0.0))
+        self._flying.clear()
