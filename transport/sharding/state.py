@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transport.errors import LayoutError
 from transport.sharding.layout import Layout
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """A tensor's layout, and the name of the local tensor that holds it on every rank."""
 
     layout: Layout
@@ -34,13 +32,16 @@ class StateLayout(Mapping[str, Entry]):
     def __init__(self, entries: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
         items: Any = entries.items() if isinstance(entries, Mapping) else entries
         shared: dict[bytes, Layout] = {}
+        seen: dict[int, Layout] = {}  # what is asked of 100,000 tensors is a look-up
+        kept: list[Layout] = []  # so that no id is given out again
         made: dict[str, Entry] = {}
         for name, given in items:
-            entry = given if isinstance(given, Entry) else _entry(name, given)
-            layout = shared.setdefault(entry.layout.key, entry.layout)
-            if layout is not entry.layout:
-                entry = Entry(layout, entry.tensor)
-            made[name] = entry
+            layout, tensor = given if type(given) is Entry else _entry(name, given)
+            known = seen.get(id(layout))
+            if known is None:
+                known = seen[id(layout)] = shared.setdefault(layout.key, layout)
+                kept.append(layout)
+            made[name] = Entry(known, tensor)
         self._entries = made
 
     def __getitem__(self, name: str) -> Entry:

@@ -1,0 +1,114 @@
+"""What ranks of torch.distributed do in tests/adapters: imported by torch_world, in every rank.
+
+May import torch, and the package under test.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from transport.sharding.importers.dtensor import layouts_of
+from transport.sharding.importers.fsdp1 import fsdp1_tensors, layouts_of_fsdp1
+
+
+def counted(shape, begin=0):
+    """begin, begin + 1 ... in that shape."""
+    numel = torch.Size(shape).numel()
+    return torch.arange(begin, begin + numel, dtype=torch.float32).reshape(shape)
+
+
+def placement(described):
+    """From ("S", dim), ("SS", dim, split factor) or ("R",), which need no torch to be said."""
+    kind, *about = described
+    if kind == "R":
+        return Replicate()
+    return Shard(*about) if kind == "S" else _StridedShard(about[0], split_factor=about[1])
+
+
+def device_mesh(shape):
+    names = tuple("abcd"[: len(shape)])
+    ranks = torch.arange(torch.Size(shape).numel()).reshape(shape)
+    return DeviceMesh("cpu", ranks, mesh_dim_names=names)
+
+
+def dtensors(cases):
+    """Of {name: (shape, mesh shape, placements)}: the layouts, and this rank's local tensors."""
+    meshes = {mesh: device_mesh(mesh) for _, mesh, _ in cases.values()}
+    state = {
+        name: distribute_tensor(
+            counted(shape), meshes[mesh], [placement(p) for p in placements], src_data_rank=None
+        )
+        for name, (shape, mesh, placements) in cases.items()
+    }
+    locals_ = {name: tensor.to_local().numpy() for name, tensor in state.items()}
+    return layouts_of(state).encode(), locals_
+
+
+class Block(nn.Module):
+    def __init__(self, wide, narrow):
+        super().__init__()
+        self.up = nn.Linear(narrow, wide)
+        self.down = nn.Linear(wide, narrow)
+
+    def forward(self, x):
+        return x + self.down(self.up(x).relu())
+
+
+def _model(*sizes):
+    """Blocks whose parameters are counted through: {name: whole tensor} goes with it."""
+    model = nn.Sequential(*(Block(wide, narrow) for wide, narrow in sizes))
+    whole, begin = {}, 0
+    for name, parameter in model.named_parameters():
+        whole[name] = counted(parameter.shape, begin)
+        parameter.data.copy_(whole[name])
+        begin += parameter.numel()
+    return model, {name: tensor.numpy() for name, tensor in whole.items()}
+
+
+def fsdp2_over_tp(mesh_shape, sizes):
+    """FSDP2 around tensor parallelism: torch chooses the placements, _StridedShard among them."""
+    mesh = device_mesh(mesh_shape)
+    *outer, last = mesh.mesh_dim_names
+    model, whole = _model(*sizes)
+    for block in model:
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        parallelize_module(block, mesh[last], plan)
+        fully_shard(block, mesh=mesh[tuple(outer)])
+    fully_shard(model, mesh=mesh[tuple(outer)])
+    state = model.state_dict()
+    locals_ = {name: tensor.to_local().numpy() for name, tensor in state.items()}
+    kinds = sorted({type(p).__name__ for t in state.values() for p in t.placements})
+    return layouts_of(state).encode(), locals_, whole, kinds
+
+
+def fsdp1(sizes, strategy, orig, tied):
+    """FSDP1: a flat parameter per block and one of the rest. A permuted parameter is among them."""
+    model, whole = _model(*sizes)
+    weight = model[0].up.weight
+    model[0].up.weight = nn.Parameter(weight.data.t().contiguous().t())
+    if tied:
+        model[1].up.bias = model[1].down.bias
+        whole["1.up.bias"] = whole["1.down.bias"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = {
+            "sharding_strategy": ShardingStrategy[strategy],
+            "use_orig_params": orig,
+            "device_id": torch.device("cpu"),
+        }
+        model[1] = FullyShardedDataParallel(model[1], **options)
+        wrapped = FullyShardedDataParallel(model, **options)
+    state = layouts_of_fsdp1(wrapped)
+    locals_ = {name: tensor.numpy().copy() for name, tensor in fsdp1_tensors(wrapped).items()}
+    return state.encode(), locals_, whole
