@@ -53,7 +53,7 @@ def _picture(context: click.Context, parameter: click.Parameter, file: Path | No
               help="How the targets are to hold it, as tp=4,pp=2.")  # fmt: skip
 @click.option("--model", required=True, metavar="NAME|FILE",
               help="deepseek-v3, kimi-k2 or llama-3-405b; FILE.safetensors.index.json (with the "
-              "files, or their headers, beside it), FILE.safetensors, or shapes.json.")  # fmt: skip
+              "files beside it), FILE.safetensors, or shapes.json.")  # fmt: skip
 @click.option("--dtype", callback=_dtype, metavar="NAME",
               help="Every tensor as this type, as bfloat16; scales are left out.")  # fmt: skip
 @click.option("--rank", default=0, show_default=True, metavar="N",

@@ -1,30 +1,33 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
 from transport.cli.plan_model import load_model
-from transport.errors import InvalidUse, Unavailable
+from transport.errors import InvalidUse, LayoutError, Unavailable
 from transport.sharding.models import TensorShape
 
-
-def header(tensors, more=b""):
-    """The beginning of a safetensors file, written by hand: the format, not a library."""
-    text = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
-    return len(text).to_bytes(8, "little") + text + more
+SIZES = {"BF16": 2, "F8_E4M3": 1, "F32": 4}
 
 
-def entry(dtype, *shape):
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": [0, 0]}
+def header(tensors):
+    """A safetensors file of zeros, written by hand: the format, not a library."""
+    text, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, (dtype, *shape) in tensors.items():
+        begin, data = len(data), data + bytes(math.prod(shape) * SIZES[dtype])
+        text[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, len(data)]}
+    encoded = json.dumps(text).encode()
+    return len(encoded).to_bytes(8, "little") + encoded + data
 
 
 @pytest.fixture
 def checkpoint(tmp_path):
     places = {"b": "model-2.safetensors", "a": "model-1.safetensors"}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    (tmp_path / "model-1.safetensors").write_bytes(header({"a": entry("BF16", 4, 2)}))
-    (tmp_path / "model-2.safetensors").write_bytes(header({"b": entry("F8_E4M3", 3)}, b"\0\0\0"))
+    (tmp_path / "model-1.safetensors").write_bytes(header({"a": ("BF16", 4, 2)}))
+    (tmp_path / "model-2.safetensors").write_bytes(header({"b": ("F8_E4M3", 3)}))
     return tmp_path / "model.safetensors.index.json"
 
 
@@ -47,21 +50,20 @@ def test_grouped_keys_are_known_from_the_config(checkpoint):
 
 def test_an_index_alone_says_what_is_missing(checkpoint):
     checkpoint.with_name("model-2.safetensors").unlink()
-    with pytest.raises(Unavailable, match=r"tells no shapes, and model-2.*put the files beside it"):
+    with pytest.raises(InvalidUse, match=r"no file .*model-2.*tells no shapes.*put them beside it"):
         load_model(str(checkpoint))
 
 
 def test_a_tensor_that_its_file_does_not_have(checkpoint):
-    checkpoint.with_name("model-2.safetensors").write_bytes(header({"c": entry("F32", 1)}))
-    with pytest.raises(InvalidUse, match=r"has b in model-2\.safetensors, whose header"):
+    checkpoint.with_name("model-2.safetensors").write_bytes(header({"c": ("F32", 1)}))
+    with pytest.raises(LayoutError, match=r"not in its files: \['b'\]"):
         load_model(str(checkpoint))
 
 
 def test_a_table_of_shapes(tmp_path):
     file = tmp_path / "shapes.json"
-    file.write_text(
-        '{"x": {"shape": [8, 4], "dtype": "torch.bfloat16"}, "y": {"shape": [], "dtype": "F32"}}'
-    )
+    x, y = {"shape": [8, 4], "dtype": "torch.bfloat16"}, {"shape": [], "dtype": "float32"}
+    file.write_text(json.dumps({"x": x, "y": y}))
     assert load_model(str(file)).table == {"x": ((8, 4), "bfloat16"), "y": ((), "float32")}
 
 
@@ -94,22 +96,20 @@ def test_neither_a_name_nor_a_file():
         ("s.json", b"{}", "lists no tensors"),
         ("s.json", b'{"x": 1}', "tensor 'x'"),
         ("s.json", b'{"x": {"shape": [2], "dtype": "F3"}}', "there is no F3"),
-        ("s.json", b'{"x": {"shape": [-2], "dtype": "F32"}}', r"of shape \[-2\]"),
-        ("s.json", b'{"x": {"shape": "ab", "dtype": "F32"}}', "tensor 'x'"),
-        ("s.json", b'{"x": {"shape": [1], "dtype": "F32"}, "rules": [{"tp": 1}]}', "a rule is"),
-        ("s.json", b'{"x": {"shape": [1], "dtype": "F32"}, "rules": [3]}', "a rule is"),
+        ("s.json", b'{"x": {"shape": [-2], "dtype": "float32"}}', r"of shape \[-2\]"),
+        ("s.json", b'{"x": {"shape": "ab", "dtype": "float32"}}', "tensor 'x'"),
+        ("s.json", b'{"x": {"shape": [1], "dtype": "float32"}, "rules": [{"tp": 1}]}', "a rule is"),
+        ("s.json", b'{"x": {"shape": [1], "dtype": "float32"}, "rules": [3]}', "a rule is"),
         (
             "s.json",
-            b'{"x": {"shape": [1], "dtype": "F32"}, "rules": [{"match": "x", "TP": 1}]}',
+            b'{"x": {"shape": [1], "dtype": "float32"}, "rules": [{"match": "x", "TP": 1}]}',
             "no 'TP'",
         ),
         ("m.index.json", b'{"weight_map": [1]}', "no weight_map"),
         ("m.index.json", b"{}", "no weight_map"),
         ("m.safetensors", b"", "is no safetensors file"),
         ("m.safetensors", b"\xff" * 8, "is no safetensors file"),
-        ("m.safetensors", b"\x08" + b"\0" * 7 + b"{}", "ends within its header"),
         ("m.safetensors", header({}), "lists no tensors"),
-        ("m.safetensors", header({"x": 5}), "tensor 'x'"),
     ],
 )
 def test_files_that_make_no_sense(tmp_path, name, text, words):
