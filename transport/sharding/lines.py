@@ -216,22 +216,26 @@ class Lines:
     ) -> tuple[Ints, Ints, Ints, Ints]:
         """The same stretches of lines, cut among the living: cut, owner, class, length."""
         near = [self.classes.nearest(int(c), dead) for c in number]
-        first = np.zeros(len(near) + 1, np.int64)
+        stuck = [int(c) for c, (ranks, _) in zip(number, near) if not len(ranks)]
+        if stuck:
+            self._refuse(stuck[0], dead)
         local = np.array([tier == PROCESS for _, tier in near], bool)
         # Within a process one source serves as well as another, and nothing is sent.
-        members = [m[:1] if at_home else m for (m, _), at_home in zip(near, local)]
-        np.cumsum([len(m) for m in members], out=first[1:])
-        if (np.diff(first) == 0).any():
-            stuck = int(number[np.flatnonzero(np.diff(first) == 0)[0]])
-            self._refuse(stuck, dead)
-        member = np.concatenate(members) if members else np.zeros(0, np.int64)
-        share = spread_remote(first, member, length, self.sent, local)
-        row = np.repeat(np.arange(len(near)), np.diff(first))
-        np.add.at(self.sent, member, np.where(local[row], 0, share))
-        start = share.cumsum() - share
-        start = cut[row] + start - start[first[:-1]][row] if len(row) else start
-        used = share > 0
-        return start[used], member[used], number[row[used]], share[used]
+        home = np.array([ranks[0] for ranks, tier in near if tier == PROCESS], np.int64)
+        members = [ranks for ranks, tier in near if tier != PROCESS]
+        first = np.cumsum([0, *(len(ranks) for ranks in members)])
+        every = np.concatenate([*members, self.base[:0]])
+        shares = spread(first, every, length[~local], self.sent)
+        np.add.at(self.sent, shares.source, shares.amount)
+        row = np.flatnonzero(~local)[shares.number]
+        inside = shares.amount.cumsum() - shares.amount
+        inside -= inside[np.searchsorted(shares.number, shares.number)]
+        return (
+            np.concatenate((cut[local], cut[row] + inside)),
+            np.concatenate((home, shares.source)),
+            np.concatenate((number[local], number[row])),
+            np.concatenate((length[local], shares.amount)),
+        )
 
     def _refuse(self, number: int, dead: Sequence[int]) -> None:
         ranks = self.classes.ranks[self.classes.holders[number]].tolist()
@@ -241,12 +245,3 @@ class Lines:
                     f"no source is left for parts of {pair.tensors[0][0]!r}: of its holders "
                     f"{ranks} all are lost ({sorted(dead)})"
                 )
-
-
-def spread_remote(first: Ints, member: Ints, volume: Ints, load: Ints, local: Ints) -> Ints:
-    """`spread` for what is sent; what stays in a process is its only member's."""
-    return spread(first, member, np.where(local, 0, volume), load) + np.where(
-        local[np.repeat(np.arange(len(local)), np.diff(first))],
-        np.repeat(volume, np.diff(first)),
-        0,
-    )

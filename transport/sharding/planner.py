@@ -82,9 +82,7 @@ class Planner:
 
         return turn
 
-    def _packed(
-        self, parts: list[Part], turn: Callable[[Ints, Ints, Any], Ints]
-    ) -> dict[str, Any]:
+    def _packed(self, parts: list[Part], turn: Callable[[Ints, Ints, Any], Ints]) -> dict[str, Any]:
         dims = max((one.copies.size.shape[1] for one in parts), default=1)
         source = _joined([one.pair.held.rank[one.item] for one in parts])
         target = _joined([one.pair.wanted.pieces.rank[one.piece] for one in parts])
