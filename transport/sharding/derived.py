@@ -1,7 +1,7 @@
 """Forms that are made from other layouts, in whose local tensors they lie. Pure.
 
-May import forms, pieces, mesh and errors. None of them copies anything: a part of a fused tensor
-is where the fused tensor is.
+May import checks, forms, pieces, mesh and errors. None of them copies anything: a part of a fused
+tensor is where the fused tensor is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transport.errors import LayoutError
+from transport.sharding.checks import ranks_text
 from transport.sharding.forms import Table, bounded, digest
 from transport.sharding.mesh import frozen
 from transport.sharding.pieces import Pieces
@@ -148,7 +149,6 @@ class Stacked:
     def table(self, shape: tuple[int, ...]) -> Table:
         del shape
         tables, dim = [member.table for member in self.members], self.dim
-        self._check(tables)
         mine = tables[self.index]
         extents = np.stack([table.local_shapes[:, dim] for table in tables])
         at, together = extents[: self.index].sum(axis=0), extents.sum(axis=0)
@@ -161,26 +161,36 @@ class Stacked:
         row = np.searchsorted(mine.ranks, of.rank)
         old, new, inner, at = old[row], new[row], inner[row], at[row]
         start = of.start // old * new + at * inner + of.start % old
-        outer = of.stride % old[:, None] == 0
+        outer = (of.stride % old[:, None] == 0) & (of.size > 1)
         stride = np.where(outer, of.stride // old[:, None] * new[:, None], of.stride)
         pieces = Pieces(of.rank, of.offset, of.size, start, stride)
         return Table(mine.ranks, frozen(local), pieces)
 
-    def _check(self, tables: list[Table]) -> None:
-        mine = tables[self.index]
-        for table in tables:
-            fits = np.array_equal(table.ranks, mine.ranks) and np.array_equal(
-                np.delete(table.local_shapes, self.dim, axis=1),
-                np.delete(mine.local_shapes, self.dim, axis=1),
-            )
-            if not fits:
-                raise LayoutError(
-                    f"{', '.join(map(str, self.members))} are not stacked along dimension "
-                    f"{self.dim}: their ranks or the rest of their local shapes differ"
-                )
-
     def __repr__(self) -> str:
         return f"stacked {self.index + 1} of {len(self.members)} along dimension {self.dim}"
+
+
+def check_stack(members: tuple[Layout, ...], dim: int) -> None:
+    """Raises LayoutError where the members' local tensors are not alike but for dimension `dim`."""
+    names = ", ".join(map(str, members))
+    if len({member.dtype for member in members}) > 1:
+        raise LayoutError(f"{names} differ in their dtype")
+    tables = [member.table for member in members]
+    if dim < 0 or any(dim >= table.local_shapes.shape[1] for table in tables):
+        raise LayoutError(f"{names} have no dimension {dim} to stack on")
+    first, rest = tables[0], np.delete(tables[0].local_shapes, dim, axis=1)
+    for table in tables[1:]:
+        if not np.array_equal(table.ranks, first.ranks):
+            bad = np.setxor1d(table.ranks, first.ranks)
+            raise LayoutError(f"{names} are not stacked: {ranks_text(bad)} hold some of them only")
+        other = np.delete(table.local_shapes, dim, axis=1)
+        if other.shape != rest.shape or (other != rest).any():
+            alike = other.shape == rest.shape
+            differ = table.ranks[(other != rest).any(axis=1)] if alike else table.ranks
+            raise LayoutError(
+                f"{names} are not stacked along dimension {dim}: their local shapes differ in the "
+                f"other dimensions on {ranks_text(differ)}"
+            )
 
 
 class Union:

@@ -10,7 +10,14 @@ import numpy as np
 from transport.errors import LayoutError
 from transport.memory.dtypes import ITEMSIZES
 from transport.sharding.checks import check_boxes, check_flat, ranks_text, shape_of
-from transport.sharding.derived import Interleaved, Part, Permuted, Stacked, Union
+from transport.sharding.derived import (
+    Interleaved,
+    Part,
+    Permuted,
+    Stacked,
+    Union,
+    check_stack,
+)
 from transport.sharding.forms import Form, Placed, Table, digest
 from transport.sharding.mesh import Mesh, whole
 from transport.sharding.placement import normalised
@@ -146,16 +153,10 @@ class Layout:
         """The members with each rank's local tensors joined along their dimension `dim` into one.
 
         As serving engines keep a fused qkv: every rank has its rows of q, then of k, then of v.
-        Raises LayoutError, at the latest when the pieces are asked for, where the local tensors do
-        not fit together.
+        Raises LayoutError naming the ranks where the local tensors do not fit together.
         """
         given = tuple(members)
-        if len({member.dtype for member in given}) > 1:
-            raise LayoutError(f"{', '.join(map(str, given))} differ in their dtype")
-        if dim < 0 or any(dim >= member.table.local_shapes.shape[1] for member in given):
-            raise LayoutError(
-                f"{', '.join(map(str, given))} have no dimension {dim} to stack along"
-            )
+        check_stack(given, dim)
         return tuple(
             Layout(member.shape, member.dtype, Stacked(given, dim, index))
             for index, member in enumerate(given)

@@ -173,7 +173,8 @@ two_boxes = {2: [((0, 0), (2, 2)), ((2, 2), (2, 2), (1, 1))]}
         (lambda: flat((4,), "int8", [0, 7], first=[0, 2], count=[1, 3], numel=9), "rank 7 leaves"),
         (lambda: flat((4,), "int8", [0, 7], first=0, count=4, numel=[9, 3]), "rank 7 leaves"),
         (lambda: Layout.stacked([four, Layout.whole((4,), "int8")]), "differ"),
-        (lambda: Layout.stacked([four, Layout.whole((4,), "uint8", 1)])[0].ranks, "stacked"),
+        (lambda: Layout.stacked([four, Layout.whole((4,), "uint8", 1)]), "ranks 0, 1 hold"),
+        (lambda: Layout.stacked([four, four], 1), "no dimension 1"),
         (lambda: Layout.union([four, Layout.whole((5,), "uint8", 1)]), "not one tensor"),
     ],
 )
