@@ -7,7 +7,6 @@ one call that allocates nothing. Memory stays pinned for as long as it is open.
 
 from __future__ import annotations
 
-import operator
 import time
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
@@ -40,18 +39,29 @@ if TYPE_CHECKING:
 _PENDING, _OK = int(Status.PENDING), int(Status.OK)
 _STATUS = ffi.typeof("int32_t *")
 _run = lib.tn_transfer_run
-_ADDRESS, _SIZE = operator.methodcaller("data_ptr"), operator.methodcaller("nbytes")
 
 
-def prepare(parent: object, core: Core, requests: list[Any], options: Options) -> Prepared:
-    """Checks everything; nothing begins. Call it within the engine's gate."""
+def prepare(
+    parent: object,
+    core: Core,
+    requests: list[Any],
+    options: Options,
+    sources: Sources | None = None,
+) -> Prepared:
+    """Checks everything; nothing begins. Call it within the engine's gate.
+
+    Whoever has several of the same memory gives `sources`, and checks these himself before he
+    starts them.
+    """
     batch = Batch(core.registrar)
     for request in requests:
         batch.add_request(request)
     notify = checked_notify(options.notify)
     parts = batch.parts()
     notified = who_notifies(parts) if notify is not None else ()
-    made = Prepared(parent, core, batch.pins, options, _Sources(requests))
+    watched = sources is None
+    sources = Sources(local_sides(requests)) if sources is None else sources
+    made = Prepared(parent, core, batch.pins, options, sources, watched=watched)
     for part in parts:
         made._add(part, notify if part in notified else None)
     made._find_sole()
@@ -77,10 +87,18 @@ class Prepared(Transfer, Closing):
         "_sole",
         "_sources",
         "_started",
+        "_watched",
     )
 
     def __init__(
-        self, parent: object, core: Core, pins: list[Any], options: Options, sources: _Sources
+        self,
+        parent: object,
+        core: Core,
+        pins: list[Any],
+        options: Options,
+        sources: Sources,
+        *,
+        watched: bool = True,
     ) -> None:
         self._closed = False
         self._former: list[Flight] = []  # to peers that were lost; freed with this object
@@ -93,6 +111,7 @@ class Prepared(Transfer, Closing):
         self._sole: Any = None
         self._entry = core.gate.entry()
         self._sources = sources
+        self._watched = watched  # False: somebody else checks the sources
         super().__init__(parent, core, [], pins)
 
     # ------------------------------------------------------------------------------------- running
@@ -194,7 +213,8 @@ class Prepared(Transfer, Closing):
             raise
 
     def _find_sole(self) -> None:
-        sole = len(self._flights) == 1 and not self._sources.resizable
+        checked = self._watched and self._sources.resizable
+        sole = len(self._flights) == 1 and not checked
         self._sole = self._flights[0].pointer if sole else None
 
     def _new_entry(self) -> tuple[int, int]:
@@ -214,7 +234,8 @@ class Prepared(Transfer, Closing):
             raise InvalidUse("this prepared transfer is closed")
         if any(map(pending, self._flights)):
             raise InvalidUse("the prepared transfer is under way; wait for it, or cancel it")
-        self._sources.check()
+        if self._watched:
+            self._sources.check()
         self._watches = {}
         self._runs += 1
 
@@ -267,29 +288,32 @@ class Prepared(Transfer, Closing):
         return self._read()
 
 
-class _Sources:
+def local_sides(requests: list[Any]) -> list[Any]:
+    """The local memories of requests. Of Copies C looks at the regions itself."""
+    sides: list[Any] = []
+    for request in requests:
+        if isinstance(request, Copies):
+            sides += [side for side in request.local if not isinstance(side, Region)]
+        else:
+            sides.append(memory_of(request.into if isinstance(request, Read) else request.source))
+    return sides
+
+
+class Sources:
     """The local sides, as far as they can be taken away between two runs."""
 
-    __slots__ = ("_extents", "_storages", "regions")
+    __slots__ = ("_addresses", "_kept", "_sizes", "_storages", "regions")
 
-    def __init__(self, requests: list[Any]) -> None:
-        sides = [
-            memory_of(side.into if isinstance(side, Read) else side.source)
-            for side in requests
-            if not isinstance(side, Copies)
-        ]
+    def __init__(self, sides: list[Any]) -> None:
         self.regions = tuple({id(it): it for it in sides if isinstance(it, Region)}.values())
-        # C looks at the regions of Copies itself.
-        many = [it for copies in requests if isinstance(copies, Copies) for it in copies.local]
-        # One object for all views of a storage.
-        storages = {
-            id(storage): storage
-            for side in (*sides, *many)
-            if hasattr(side, "untyped_storage")
-            for storage in [side.untyped_storage()]
-        }
-        self._storages = list(storages.values())
-        self._extents = self._look()
+        storages: dict[int, Any] = {}
+        for side in sides:
+            if hasattr(side, "untyped_storage"):  # one object for all views of it
+                storage = side.untyped_storage()
+                storages[id(storage)] = storage
+        self._kept = list(storages.values())  # also when the tensors are set to others
+        self._storages = [storage for storage in self._kept if storage.resizable()]
+        self._addresses, self._sizes = self._look()
 
     @property
     def resizable(self) -> bool:
@@ -300,9 +324,13 @@ class _Sources:
         """Raises InvalidUse when a region was closed or a tensor's storage was resized."""
         for region in self.regions:
             region._check()
-        if self._look() != self._extents:
+        if self._look() != (self._addresses, self._sizes):
             raise InvalidUse("a local tensor was resized; prepare the transfer anew")
 
     def _look(self) -> tuple[list[int], list[int]]:
-        """Where the storages are now and their sizes: there may be a hundred thousand."""
-        return list(map(_ADDRESS, self._storages)), list(map(_SIZE, self._storages))
+        """Where the storages are now, and their sizes. There may be a hundred thousand."""
+        if not self._storages:
+            return [], []
+        kind = type(self._storages[0])  # torch has one; its methods cost less when not looked up
+        addresses = list(map(kind.data_ptr, self._storages))
+        return addresses, list(map(kind.nbytes, self._storages))

@@ -14,6 +14,7 @@ import numpy as np
 
 from transport.engine.batch import OP_NAMES, READ, not_remote
 from transport.engine.copies import Copies
+from transport.engine.prepared import Sources
 from transport.errors import InvalidUse, RemoteAccessError, Status
 from transport.memory.dtypes import ITEMSIZES
 from transport.memory.host import view
@@ -77,6 +78,10 @@ class Binding:
         self._shapes: dict[int, Shapes] = {}  # of other ranks
         self._far: dict[tuple[int, int], Memory] = {}
         self._near = self._checked(near)
+        # C looks at the regions itself.
+        tensors = [it.held for it in self._near.values() if not isinstance(it.held, Region)]
+        self.sources = Sources(tensors)
+        """What is to be checked before each run: that no tensor was resized."""
         self._near_names = _Names()
         self._far_names = _Names()
 
@@ -95,7 +100,7 @@ class Binding:
         """Copies with the memories that they are of."""
         near = {k: self._near_memory(k) for k in np.unique(cut.near).tolist()}
         far = {key: self._far_memory(*key) for key in keys_of(cut)[0]}
-        return Bound(self.op, near, far, cut)
+        return Bound(self.op, self.sources, near, far, cut)
 
     def near_name(self, cut: Cut) -> str:
         """The local tensor of the first of some copies."""
@@ -180,11 +185,13 @@ class Bound:
     def __init__(
         self,
         op: int,
+        sources: Sources,
         near: Mapping[int, Memory],
         far: Mapping[tuple[int, int], Memory],
         cut: Cut,
     ) -> None:
         self.op = op
+        self.sources = sources
         self.near = near  # by number of the name
         self.far = far  # by rank and number of the name
         for k, memory in near.items():

@@ -134,6 +134,7 @@ class Execution(Closing):
                 raise InvalidUse("this execution is closed")
             if self._run is not None and not self._run.over:
                 raise InvalidUse("the run before is not over; wait for it, or cancel it and wait")
+            self._binding.sources.check()
             if self._outdated:
                 self._prepare()
             total = sum(parcel.nbytes for parcel in self._parcels)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from transport.engine.prepared import prepare
+from transport.engine.submit import Options
 from transport.types import Closing
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from transport.engine.copies import Copies
     from transport.engine.engine import Engine
     from transport.engine.prepared import Prepared
     from transport.sharding.binding import Bound
@@ -37,7 +40,7 @@ class Parcel(Closing):
         self.rank = int(cut.rank[0])
         self.nbytes = nbytes
         self.slot: Any = None  # of the staging memory, which only one parcel uses at a time
-        self.transfer: Prepared = engine.prepare(bound.direct(cut))
+        self.transfer = prepared(engine, bound, bound.direct(cut))
 
     def start(self, deadline: float) -> None:
         """Begins; raises what Prepared.start raises."""
@@ -55,6 +58,12 @@ class Parcel(Closing):
 
     def close(self) -> None:
         self.transfer.close()
+
+
+def prepared(engine: Engine, bound: Bound, request: Copies) -> Prepared:
+    """As Engine.prepare; but whoever runs it has checked the local tensors, all at once."""
+    with engine._core as core:
+        return prepare(engine, core, [request], Options(), bound.sources)
 
 
 def batches(cut: Cut, nbytes: Numbers, group: Numbers, limit: int) -> Iterator[tuple[Cut, int]]:

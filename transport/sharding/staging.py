@@ -16,7 +16,7 @@ from transport.memory.dtypes import ITEMSIZES
 from transport.sharding.binding import Side, copies
 from transport.sharding.convert import converter
 from transport.sharding.cut import divided
-from transport.sharding.parcels import Parcel, batches
+from transport.sharding.parcels import Parcel, batches, prepared
 from transport.types import Closing
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from transport.engine.engine import Engine
-    from transport.engine.prepared import Prepared
     from transport.sharding.binding import Bound
     from transport.sharding.cut import Cut
 
@@ -101,8 +100,8 @@ class StagedParcel(Parcel):
         remote = stage.region.remote()
         outside = _packed(slot, 0, far, cut, stage.region), bound.far_side(cut)
         inside = bound.near_side(cut), _packed(slot, second, near, cut, remote)
-        self.transfer: Prepared = engine.prepare(copies(bound.op, cut.size, *outside))
-        self._here: Prepared = engine.prepare(copies(bound.op, cut.size, *inside))
+        self.transfer = prepared(engine, bound, copies(bound.op, cut.size, *outside))
+        self._here = prepared(engine, bound, copies(bound.op, cut.size, *inside))
         self._convert: Any = None
         if second:
             first = slot.buffer(0, self.nbytes), slot.buffer(1, elements * ITEMSIZES[near])

@@ -1,0 +1,1 @@
+"""Sharded tensors moved into other layouts: studies and regression runs."""
