@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from transport.memory.backing import Backing as Backing
     from transport.memory.region import Region as Region
     from transport.memory.remote import RemoteRegion as RemoteRegion
+    from transport.sharding.execute import Execution as Execution
+    from transport.sharding.run import Report as Report
     from transport.types import Access as Access
     from transport.types import Viability as Viability
 
@@ -66,6 +68,7 @@ _HOMES = {
     "CudaError": "errors",
     "DeadlineExceeded": "errors",
     "Engine": "engine.engine",
+    "Execution": "sharding.execute",
     "HipError": "errors",
     "InvalidUse": "errors",
     "Lane": "engine.peer",
@@ -86,6 +89,7 @@ _HOMES = {
     "Region": "memory.region",
     "RemoteAccessError": "errors",
     "RemoteRegion": "memory.remote",
+    "Report": "sharding.run",
     "Settings": "config",
     "StaleRegion": "errors",
     "Transfer": "engine.transfer",
