@@ -1,1 +1,1 @@
-"""Sharded tensors moved into other layouts: studies and regression runs."""
+"""Moving a sharded model into another sharding: this library beside what people use today."""

@@ -63,10 +63,15 @@ def ucx_library(environment: Path) -> Path:
     if found is None:
         raise Missing(f"{environment} has no libucx")
     lib = found / "lib"
-    flags = ["-std=gnu11", "-O2", "-shared", "-fPIC", f"-I{found / 'include'}"]
     libraries = [f"-L{lib}", f"-Wl,-rpath,{lib}", "-lucp", "-lucs", "-luct", "-lucm"]
-    _do(["cc", *flags, "-o", str(built), str(source), *libraries], _COMPILE)
+    build(source, built, f"-I{found / 'include'}", *libraries)
     return built
+
+
+def build(source: Path, built: Path, *options: str) -> None:
+    """A shared library of one C file; needs a C compiler called cc."""
+    flags = ["-std=gnu11", "-O2", "-shared", "-fPIC"]
+    _do(["cc", *flags, "-o", str(built), str(source), *options], _COMPILE)
 
 
 def _do(words: Sequence[str], seconds: float) -> None:

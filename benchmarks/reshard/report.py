@@ -1,0 +1,105 @@
+"""What the times mean: rows, ratios, targets; the JSON and the table. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.reshard.case import Case
+    from benchmarks.reshard.rounds import Found
+
+SCHEMA = 1
+OF_RIVALS = 3.0  # asked for: as fast as the best of them, so many times
+OF_LIMIT = 0.85  # and so much of what as many threads as there are targets can copy
+
+
+def to_json(case: Case, found: Sequence[Found], limit: Sequence[float]) -> dict[str, Any]:
+    return {
+        "case": case.name,
+        "bytes": case.nbytes,
+        "tensors": len(case.table),
+        "sources": len(case.states["source"].ranks),
+        "targets": len(case.states["target"].ranks),
+        "limit_gb_per_s": _median(limit),
+        "limits": list(limit),
+        "rows": [_row(case, it) for it in found],
+        "targets_asked": [
+            _of_rivals(found),
+            _of_limit(case, found, _median(limit)),
+        ],
+    }
+
+
+_HEAD = ("| way | first | then (median) | GB/s | its syncs, ms |", "| --- | --- | --- | --- | --- |")
+
+
+def _row(case: Case, found: Found) -> dict[str, Any]:
+    median = found.median
+    return {
+        "way": found.way.name,
+        "kind": found.way.kind,
+        "version": found.version,
+        "verified": found.right and found.first is not None,
+        "first_s": found.first,
+        "seconds": found.seconds,
+        "median_s": median,
+        "gb_per_s": case.nbytes / median / 1e9 if median else None,
+        "reason": found.reason,
+    }
+
+
+def _best(found: Sequence[Found], kind: str) -> Found | None:
+    measured = [it for it in found if it.way.kind == kind and it.median]
+    return min(measured, key=lambda it: it.median or 0.0, default=None)
+
+
+def _of_rivals(found: Sequence[Found]) -> dict[str, Any]:
+    ours, rival = _best(found, "ours"), _best(found, "rival")
+    ratio = rival.median / ours.median if ours and rival and ours.median and rival.median else None
+    words = f"{ours.way.name}, of {rival.way.name}" if ours and rival else "not measured"
+    return {"name": "rate, of the best rival's", "who": words, "asked": OF_RIVALS, "found": ratio}
+
+
+def _of_limit(case: Case, found: Sequence[Found], limit: float | None) -> dict[str, Any]:
+    ours = _best(found, "ours")
+    rate = case.nbytes / ours.median / 1e9 if ours and ours.median else None
+    ratio = rate / limit if rate and limit else None
+    words = ours.way.name if ours else "not measured"
+    return {"name": "rate, of the copy limit", "who": words, "asked": OF_LIMIT, "found": ratio}
+
+
+def table(result: dict[str, Any]) -> str:
+    """Markdown, for a terminal and for docs/status.md."""
+    head = (
+        f"{result['case']}, {result['tensors']} tensors, {result['bytes'] / 1e6:.0f} MB to targets"
+    )
+    lines = [
+        head,
+        "",
+        "| way | first | then (median) | GB/s | its syncs |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for row in result["rows"]:
+        if row["median_s"] is None:
+            lines.append(f"| {row['way']} | - | {row['reason'] or 'WRONG BYTES'} | - | - |")
+            continue
+        each = ", ".join(f"{it * 1e3:.3g}" for it in row["seconds"])
+        lines.append(
+            f"| {row['way']} | {row['first_s'] * 1e3:.3g} ms | {row['median_s'] * 1e3:.3g} ms | "
+            f"{row['gb_per_s']:.3g} | {each} |"
+        )
+    lines += ["", f"copy limit, {result['targets']} threads: {result['limit_gb_per_s']:.3g} GB/s"]
+    for asked in result["targets_asked"]:
+        if asked["found"] is not None:
+            verdict = "met" if asked["found"] >= asked["asked"] else "MISSED"
+            words = f"{asked['found']:.2f}, asked for {asked['asked']:g}: {verdict}"
+            lines.append(f"{asked['name']} ({asked['who']}): {words}")
+    return "\n".join(lines)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    import statistics
+
+    return statistics.median(values) if values else None
