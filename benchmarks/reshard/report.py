@@ -32,7 +32,10 @@ def to_json(case: Case, found: Sequence[Found], limit: Sequence[float]) -> dict[
     }
 
 
-_HEAD = ("| way | first | then (median) | GB/s | its syncs, ms |", "| --- | --- | --- | --- | --- |")
+_HEAD = (
+    "| way | first | then (median) | GB/s | its syncs, ms |",
+    "| --- | --- | --- | --- | --- |",
+)
 
 
 def _row(case: Case, found: Found) -> dict[str, Any]:

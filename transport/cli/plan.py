@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transport.sharding.state import StateLayout
 
 _TOGETHER = ("apart", "hosts", "processes")
+_PICTURES, _ROWS = 2, 6  # layouts that are drawn, and rows of each
 _LARGE = 0.05  # of the bytes: tensors that no rule is for are worth a word
 
 
@@ -206,4 +207,16 @@ def _text(report: Report, states: tuple[StateLayout, StateLayout], tensors: tupl
     from transport.cli import heatmap
 
     lines = [f"{label:<13} {words}" for label, words in report.rows()]
+    for side, state in zip(("sources", "targets"), states):
+        drawn = _pictures(state, tensors)
+        lines += ["", f"What {side} hold:", *(f"  {line}".rstrip() for line in drawn)]
     return "\n".join([*lines, "", *heatmap.text(report.traffic.matrix)])
+
+
+def _pictures(state: StateLayout, tensors: tuple[str, ...]) -> list[str]:
+    from transport.sharding.picture import picture, picture_of_state
+
+    if not tensors:
+        return picture_of_state(state, layouts=_PICTURES, rows=_ROWS).splitlines()
+    drawn = [f"{name}: {picture(state[name].layout, rows=_ROWS)}" for name in tensors]
+    return "\n".join(drawn).splitlines()

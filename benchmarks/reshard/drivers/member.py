@@ -7,7 +7,7 @@ side ("source" or "target") and its rank. The questions:
     {"ask": "connect", "facts": {"source": [...], "target": [...]}}  {}
     {"ask": "fill", "seed": K}        {}   asked of sources: new values, in the same memory
     {"ask": "clear"}                  {}   asked of targets
-    {"ask": PHASE, "seed": K, "at": ns}  {"begin": ns, "end": ns} of time.monotonic_ns: all ranks begin
+    {"ask": PHASE, "seed": K, "at": ns}  {"begin": ns, "end": ns} of time.monotonic_ns; all begin
                                       at the same time
     {"ask": "digest"}                 {"digest": "..."} of what a target holds
     {"ask": "close"}                  {}

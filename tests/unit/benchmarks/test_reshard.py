@@ -49,7 +49,9 @@ def test_a_part_is_that_of_the_whole():
 
 @pytest.mark.parametrize("other", [(4, 5), (3, 6)])
 def test_tensors_and_seeds_differ_everywhere(other):
-    assert (data.part(3, (0,), (100,), 4, 5) != data.part(other[0], (0,), (100,), 4, other[1])).all()
+    assert (
+        data.part(3, (0,), (100,), 4, 5) != data.part(other[0], (0,), (100,), 4, other[1])
+    ).all()
 
 
 def test_a_case_describes_both_sides(case):
@@ -67,7 +69,8 @@ def test_a_case_describes_both_sides(case):
 def test_targets_must_hold_slices_of_the_whole(case):
     whole = [data.part(0, (0, 0), (5, 6), 4, 9), data.part(1, (0,), (7,), 8, 9)]
     wanted = tuple(
-        data.digest([np.ascontiguousarray(whole[0][:, 3 * r : 3 * r + 3]), whole[1]]) for r in (0, 1)
+        data.digest([np.ascontiguousarray(whole[0][:, 3 * r : 3 * r + 3]), whole[1]])
+        for r in (0, 1)
     )
     assert case.digests(9) == wanted
     assert case.digests(8) != wanted
@@ -97,7 +100,7 @@ def test_wrong_bytes_do_not_count_and_are_shouted(case):
 @pytest.mark.slow
 def test_a_short_run_of_ours(tmp_path):
     command = [sys.executable, "-m", "benchmarks.reshard", "--quick", "--only", "ours, pool"]
-    words = [*command, "--rounds", "1", "--out", str(tmp_path)]
+    words = [*command, "--from", "fsdp=2", "--to", "dp=1", "--rounds", "1", "--out", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads((tmp_path / "reshard.json").read_text())["rows"]

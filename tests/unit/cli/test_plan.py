@@ -84,6 +84,18 @@ def test_words_pictures_and_files(model, tmp_path):
     assert png.read_bytes().startswith(b"\x89PNG")
 
 
+def test_layouts_are_drawn_of_what_weighs_most_or_of_a_tensor(model):
+    drawn = run("--model", model, "--from", "fsdp=2", "--to", "tp=2").stdout
+    assert "  model.embed_tokens.weight" in drawn
+    name = "model.layers.1.mlp.down_proj.weight"
+    one = run("--model", model, "--from", "fsdp=2", "--to", "tp=2", "--tensor", name).stdout
+    assert one.count(f"  {name}: bfloat16[16, 32] on ") == 2
+    assert "embed_tokens" not in one
+    none = run("--model", model, "--from", "fsdp=2", "--to", "tp=2", "--tensor", "x")
+    assert none.exit_code == 2
+    assert "has no x" in none.output
+
+
 def test_another_type_for_all(model):
     assert asked(model, "fsdp=2", "tp=2", "--dtype", "float32")["bytes"] == 2 * NBYTES
 
