@@ -1,6 +1,7 @@
 /* Memory: copying, segments, regions. Mirrors native/include/transport_native.h. */
 enum tn_copy_kind { TN_COPY_AUTO = ..., TN_COPY_MEMCPY = ..., TN_COPY_STREAMING = ... };
 void tn_copy(void *to, const void *from, size_t bytes);
+void tn_word_store(void *word, uint64_t value);
 int tn_copy_as(enum tn_copy_kind kind, void *to, const void *from, size_t bytes);
 int tn_copy_measure(enum tn_copy_kind kind, void *to, const void *from, size_t bytes,
                     uint32_t threads, uint32_t iterations, uint64_t *ns);

@@ -4,6 +4,7 @@
 #include "base/copy.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -154,6 +155,13 @@ void tn_copy_hint(void *to, const void *from, size_t bytes, size_t total)
         copy_streaming(to, from, bytes);
     else if (bytes)
         memcpy(to, from, bytes);
+}
+
+void tn_word_store(void *word, uint64_t value)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    atomic_store_explicit((_Atomic uint64_t *)word, value, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
 }
 
 void tn_copy(void *to, const void *from, size_t bytes)
