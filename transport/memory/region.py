@@ -11,6 +11,7 @@ import logging
 import threading
 from bisect import bisect_right
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transport.errors import InvalidUse, NativeError, Status
@@ -124,7 +125,9 @@ class RegionTable:
         start, length = extent
         segment = self._pool.find(start) if length else ffi.NULL
         where = start, length, access.value, segment
-        making = Making(self._engine, self.gate, self.manner, where, progress, file=file)
+        # Without NICs a file's pages come as they are read, which may be few of them.
+        manner = replace(self.manner, prefault=0) if file and not self.nearest else self.manner
+        making = Making(self._engine, self.gate, manner, where, progress, file=file)
         try:
             pointer = making.run(readonly)
         except NativeError as error:
