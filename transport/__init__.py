@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transport import weights as weights
     from transport.config import Settings as Settings
     from transport.engine.adopt import Adopted as Adopted
     from transport.engine.atomics import AtomicTransfer as AtomicTransfer
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
     from transport.errors import TransportError as TransportError
     from transport.errors import Unavailable as Unavailable
     from transport.errors import VerbsError as VerbsError
+    from transport.errors import VersionGone as VersionGone
     from transport.errors import VersionMismatch as VersionMismatch
+    from transport.errors import VersionMoved as VersionMoved
     from transport.memory.backing import Backing as Backing
     from transport.memory.region import Region as Region
     from transport.memory.remote import RemoteRegion as RemoteRegion
@@ -97,12 +100,17 @@ _HOMES = {
     "TransportError": "errors",
     "Unavailable": "errors",
     "VerbsError": "errors",
+    "VersionGone": "errors",
     "VersionMismatch": "errors",
+    "VersionMoved": "errors",
     "Viability": "types",
     "Write": "engine.batch",
 }
 
-__all__ = ["__version__", *_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+# Public names that are modules, with names of their own.
+_MODULES = frozenset(("weights",))
+
+__all__ = ["__version__", *_HOMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
@@ -111,10 +119,11 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         value: Any = version("tensor-transport")
-    elif name in _HOMES:
+    elif name in _HOMES or name in _MODULES:
         from importlib import import_module
 
-        value = getattr(import_module(f"transport.{_HOMES[name]}"), name)
+        value = import_module(f"transport.{_HOMES.get(name, name)}")
+        value = value if name in _MODULES else getattr(value, name)
     else:
         raise AttributeError(f"module 'transport' has no attribute {name!r}")
     globals()[name] = value

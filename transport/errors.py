@@ -16,6 +16,8 @@ TransportError                  .retryable
   NativeError (OSError)         .operation .errno
     VerbsError  CudaError  HipError  NcclError
   LayoutError                   a sharding that cannot be
+  VersionMoved                  .version; weights changed while they were read
+    VersionGone                 that version is not kept any more
   ActorError
     ActorCrashed
 """
@@ -206,6 +208,22 @@ class NcclError(NativeError):
 
 class LayoutError(TransportError):
     """A sharding that cannot be: shapes, meshes or placements that do not fit each other."""
+
+
+class VersionMoved(TransportError):
+    """A publisher went on to another version of the weights while this one was being read."""
+
+    _retryable = True
+
+    def __init__(self, message: str = "", *, version: int | None = None) -> None:
+        super().__init__(message)
+        self.version = version
+
+
+class VersionGone(VersionMoved):
+    """No publisher has this version any more, or will have it again: fetch a later one."""
+
+    _retryable = False
 
 
 class ActorError(TransportError):

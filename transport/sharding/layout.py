@@ -71,7 +71,8 @@ class Layout:
     def whole(cls, shape: Sequence[int], dtype: Any, rank: int = 0) -> Layout:
         """One rank has all of it."""
         shape = shape_of(shape)
-        return cls.explicit(shape, dtype, {rank: [((0,) * len(shape), shape)]})
+        boxes = {rank: [((0,) * len(shape), shape)]}
+        return cls.explicit(shape, dtype, boxes, {rank: shape})  # an empty box tells no shape
 
     @classmethod
     def explicit(

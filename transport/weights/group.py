@@ -1,0 +1,98 @@
+"""All parts of a publication that a reader found, and which ranks it did not find.
+
+May import engine, sharding and errors.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from transport.errors import DeadlineExceeded, LayoutError, PeerError, TransportError, Unavailable
+from transport.weights import card
+from transport.weights.source import ask_all, leave, read_layout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transport.engine.engine import Engine
+    from transport.sharding.state import StateLayout
+    from transport.weights.clock import Clock
+    from transport.weights.source import Answer, Source
+
+
+class NotYetError(Exception):
+    """The group is not whole: it may be a moment later. `why` is what to raise when it never is."""
+
+    def __init__(self, why: TransportError) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+class Group:
+    """The sources of one name by rank, one for each; and their layout."""
+
+    def __init__(self, engine: Engine, name: str, addresses: Sequence[str]) -> None:
+        self._engine = engine
+        self._question = card.Question(card.PROTOCOL, name, os.urandom(card.READER_BYTES))
+        self._addresses = addresses
+        self._layout: StateLayout | None = None
+        self.errors: list[str] = []  # why addresses gave nothing
+        self.late = False  # whether for some of them that is only that there was no time
+        self.sources: dict[int, Source] = {}
+
+    @property
+    def layout(self) -> StateLayout:
+        assert self._layout is not None, "join() comes first"
+        return self._layout
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Ranks that take part in the layout and were not found."""
+        return frozenset(self.layout.ranks) - self.sources.keys()
+
+    def join(self, clock: Clock) -> None:
+        """Asks all addresses (again), and takes a seat with each that answers.
+
+        Raises NotYetError.
+        """
+        answers = ask_all(self._engine, self._addresses, self._question, clock)
+        found = [source for answer in answers for source in answer.sources]
+        self.errors = [_reason(answer) for answer in answers if not answer.sources]
+        self.late = any(isinstance(answer.error, DeadlineExceeded) for answer in answers)
+        if self.late and clock.passed:
+            raise NotYetError(DeadlineExceeded(self.errors[-1]))
+        self._check(found, answers)
+        self.sources = {source.rank: source for source in found}
+        if self._layout is None or self._layout.key != found[0].layout_key:
+            self._layout = read_layout(self._engine, found[0], clock)
+
+    def leave(self) -> None:
+        for source in self.sources.values():
+            leave(self._engine, source, self._question)
+        self.sources = {}
+
+    def _check(self, found: Sequence[Source], answers: Sequence[Answer]) -> None:
+        name = self._question.name
+        if not found:
+            error = next((answer.error for answer in answers if answer.error), None)
+            if isinstance(error, TransportError) and type(error) is not PeerError:
+                raise NotYetError(error)
+            where = ", ".join(self._addresses)
+            raise NotYetError(Unavailable(f"nobody publishes {name!r} at {where}"))
+        for source in found:
+            if source.layout_key != found[0].layout_key:
+                where = f"{found[0].address} and {source.address}"
+                raise NotYetError(LayoutError(f"{where} publish {name!r} with different layouts"))
+        by_rank: dict[int, Source] = {}
+        for source in found:
+            other = by_rank.setdefault(source.rank, source)
+            if other is not source:
+                where = f"{other.address} and {source.address}"
+                raise NotYetError(
+                    LayoutError(f"both {where} publish rank {source.rank} of {name!r}")
+                )
+
+
+def _reason(answer: Answer) -> str:
+    return f"{answer.address}: {answer.error or 'publishes nothing of that name'}"

@@ -1,0 +1,93 @@
+"""The tensors of a state dict as one rank has them, checked against what the layout says.
+
+May import memory, sharding and errors. torch is used where the tensors are torch's, never imported.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import InvalidUse, LayoutError
+from transport.memory.dtypes import ITEMSIZES
+from transport.memory.host import view
+from transport.sharding.layout import Layout
+from transport.sharding.state import StateLayout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transport.memory.host import View
+
+
+def tensors_of(state: Any) -> dict[str, Any]:
+    """The tensors and arrays of a state dict, or of a module; anything else in it is passed over.
+
+    Raises InvalidUse for what is neither.
+    """
+    if hasattr(state, "state_dict") and not isinstance(state, Mapping):
+        state = state.state_dict(keep_vars=True)  # the parameters themselves, not views of now
+    if not isinstance(state, Mapping):
+        raise InvalidUse(f"a state dict or a module is wanted, not a {type(state).__name__}")
+    kinds = _kinds()
+    return {str(name): value for name, value in state.items() if isinstance(value, kinds)}
+
+
+def check_shapes(
+    tensors: Mapping[str, Any], wanted: Mapping[str, tuple[Sequence[int], str]], who: str
+) -> dict[str, View]:
+    """The views of the tensors that a layout names, all there with shape and dtype as it says.
+
+    Raises LayoutError naming the tensor and `who`, InvalidUse for memory that cannot be used.
+    """
+    views: dict[str, View] = {}
+    for name, (shape, dtype) in wanted.items():
+        if name not in tensors:
+            raise LayoutError(f"{name}: {who} has no such tensor, which the layout gives it")
+        found = _view(name, tensors[name])
+        if found.dtype is None and found.nbytes == math.prod(shape) * ITEMSIZES[dtype]:
+            views[name] = found  # bytes without a type
+            continue
+        if tuple(found.shape) != tuple(shape) or found.dtype != dtype:
+            raise LayoutError(
+                f"{name}: {who} has {found.dtype}{list(found.shape)}, the layout says"
+                f" {dtype}{list(shape)}"
+            )
+        views[name] = found
+    return views
+
+
+def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of each. Raises InvalidUse for what has none that travels."""
+    shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+    for name, tensor in tensors.items():
+        found = _view(name, tensor)
+        if found.dtype is None:
+            raise InvalidUse(f"{name}: its elements are plain bytes; give them a dtype")
+        shapes[name] = tuple(found.shape), found.dtype
+    return shapes
+
+
+def whole_layout(tensors: Mapping[str, Any], rank: int) -> StateLayout:
+    """Every tensor unsharded, at one rank."""
+    shapes = shapes_of(tensors)
+    return StateLayout(
+        {name: Layout.whole(shape, dtype, rank) for name, (shape, dtype) in shapes.items()}
+    )
+
+
+def _view(name: str, tensor: Any) -> View:
+    try:
+        return view(tensor)
+    except InvalidUse as error:
+        raise InvalidUse(f"{name}: {error}") from None
+
+
+def _kinds() -> tuple[type, ...]:
+    """The classes of tensors and arrays that are loaded."""
+    import numpy
+
+    torch = sys.modules.get("torch")
+    return (numpy.ndarray,) if torch is None else (numpy.ndarray, torch.Tensor)
