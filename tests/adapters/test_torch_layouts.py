@@ -1,11 +1,13 @@
-"""Layouts of what torch itself has sharded, over gloo: they say where every element lies.
+"""What torch itself has sharded, over gloo: where its elements lie, and how they are resharded.
 
-The local tensors are torch's; the expected ones are worked out from the layouts that one rank made.
+The local tensors are torch's. What the layouts say of them is compared with slicing by hand, and
+what our engines move with what `redistribute`, `full_tensor` and distributed checkpoints give.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 
 import pytest
 import shards
@@ -37,9 +39,23 @@ def _cases(meshes):
     }
 
 
+def _moves(pairs):
+    """{name: (shape, source, target)}, with a shape per pair, in turn."""
+    shapes = itertools.cycle(((7, 5), (3, 9), (8, 6)))
+    return {f"{shape} {a} to {b}": (shape, a, b) for (a, b), shape in zip(pairs, shapes)}
+
+
+def _all_pairs(meshes):
+    """Of (mesh, placements)."""
+    choices = [(mesh, places) for mesh, those in meshes.items() for places in those]
+    return itertools.product(choices, repeat=2)
+
+
 @pytest.fixture(scope="module")
-def four():
+def four(tmp_path_factory):
+    checkpoint = str(tmp_path_factory.mktemp("four"))
     jobs = {
+        "moved": ("moved", _moves(_all_pairs({(4,): ONE, (2, 2): TWO})), checkpoint),
         "dtensors": ("dtensors", _cases({(4,): ONE, (2, 2): TWO})),
         "fsdp2 over tp": ("fsdp2_over_tp", (2, 2), BLOCKS),
         "fsdp1": ("fsdp1", BLOCKS, "FULL_SHARD", False, False),
@@ -50,8 +66,10 @@ def four():
 
 
 @pytest.fixture(scope="module")
-def eight():
+def eight(tmp_path_factory):
+    checkpoint = str(tmp_path_factory.mktemp("eight"))
     jobs = {
+        "moved": ("moved", _moves(_all_pairs({(8,): ONE, (2, 2, 2): THREE})), checkpoint),
         "dtensors": ("dtensors", _cases({(2, 2, 2): THREE, (2, 4): TWO})),
         "hsdp over tp": ("fsdp2_over_tp", (2, 2, 2), BLOCKS),
     }
@@ -84,6 +102,19 @@ def test_fsdp2_over_tensor_parallelism(world, job, request):
     results = request.getfixturevalue(world)[job]
     _check(results)
     assert "_StridedShard" in results[0][3]
+
+
+@pytest.mark.parametrize("world", ["four", "eight"])
+def test_our_engines_move_what_torch_moves(world, request):
+    """Every tensor of a state from one mesh and placements to others, pulled by one plan a rank."""
+    compared = Counter()
+    for rank, tensors in enumerate(request.getfixturevalue(world)["moved"]):
+        for name, (ours, redistributed, loaded) in tensors.items():
+            for theirs in (redistributed, loaded):
+                compared[theirs is loaded, theirs is not None] += 1
+                assert theirs is None or ours.shape == theirs.shape, (name, rank)
+                assert theirs is None or (ours == theirs).all(), (name, rank)
+    assert min(compared[False, True], compared[True, True]) > 300
 
 
 @pytest.mark.parametrize(

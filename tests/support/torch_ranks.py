@@ -5,9 +5,12 @@ May import torch, and the package under test.
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
@@ -18,7 +21,9 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from transport.sharding.importers.dtensor import layouts_of
+from transport.engine.engine import Engine
+from transport.sharding.execute import Execution
+from transport.sharding.importers.dtensor import layout_of, layouts_of
 from transport.sharding.importers.fsdp1 import fsdp1_tensors, layouts_of_fsdp1
 
 
@@ -36,6 +41,7 @@ def placement(described):
     return Shard(*about) if kind == "S" else _StridedShard(about[0], split_factor=about[1])
 
 
+@functools.cache
 def device_mesh(shape):
     names = tuple("abcd"[: len(shape)])
     ranks = torch.arange(torch.Size(shape).numel()).reshape(shape)
@@ -44,13 +50,7 @@ def device_mesh(shape):
 
 def dtensors(cases):
     """Of {name: (shape, mesh shape, placements)}: the layouts, and this rank's local tensors."""
-    meshes = {mesh: device_mesh(mesh) for _, mesh, _ in cases.values()}
-    state = {
-        name: distribute_tensor(
-            counted(shape), meshes[mesh], [placement(p) for p in placements], src_data_rank=None
-        )
-        for name, (shape, mesh, placements) in cases.items()
-    }
+    state = {name: _dtensor(counted(shape), *at) for name, (shape, *at) in cases.items()}
     locals_ = {name: tensor.to_local().numpy() for name, tensor in state.items()}
     return layouts_of(state).encode(), locals_
 
@@ -112,3 +112,68 @@ def fsdp1(sizes, strategy, orig, tied):
     state = layouts_of_fsdp1(wrapped)
     locals_ = {name: tensor.numpy().copy() for name, tensor in fsdp1_tensors(wrapped).items()}
     return state.encode(), locals_, whole
+
+
+def moved(cases, folder):
+    """Of {name: (shape, source, target)}, each (mesh shape, placements): the target by three ways.
+
+    {name: (ours, redistributed by torch, loaded from a distributed checkpoint)}, this rank's parts;
+    the last is None for what checkpoints refuse: ranks whose part is more than one box.
+    """
+    source = {name: _dtensor(counted(shape), *at) for name, (shape, at, _) in cases.items()}
+    expected = {name: _torchs(source[name], *at) for name, (_, _, at) in cases.items()}
+    ours, loaded = (
+        {name: _dtensor(torch.full(shape, -1.0), *at) for name, (shape, _, at) in cases.items()}
+        for _ in range(2)
+    )
+    able = {name for name in cases if all(map(_is_one_box, (source[name], loaded[name])))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.save({n: source[n] for n in able}, checkpoint_id=folder)
+        checkpoint.load({n: loaded[n] for n in able}, checkpoint_id=folder)
+    _pull(source, ours)
+    return {
+        name: tuple(
+            tensors[name].to_local().numpy() if name in able or tensors is not loaded else None
+            for tensors in (ours, expected, loaded)
+        )
+        for name in cases
+    }
+
+
+def _dtensor(tensor, mesh, places):
+    places = [placement(place) for place in places]
+    return distribute_tensor(tensor, device_mesh(mesh), places, src_data_rank=None)
+
+
+def _is_one_box(tensor):
+    ranks = layout_of(tensor).pieces().rank
+    return len(set(ranks.tolist())) == len(ranks)
+
+
+def _torchs(tensor, mesh, places):
+    """By redistribute within a mesh, else by way of the whole tensor.
+
+    Strided shards too go by way of the whole: redistribute of torch 2.13 gives some ranks more rows
+    than the target's placements do.
+    """
+    places = [placement(place) for place in places]
+    strided = any(isinstance(place, _StridedShard) for place in (*places, *tensor.placements))
+    if tuple(tensor.device_mesh.shape) == mesh and not strided:
+        return tensor.redistribute(placements=places)
+    return distribute_tensor(tensor.full_tensor(), device_mesh(mesh), places, src_data_rank=None)
+
+
+def _pull(source, target):
+    """Every rank reads what its tensors of the target need, by one plan for all of them."""
+    rank, everybody = dist.get_rank(), [None] * dist.get_world_size()
+    with Engine(name=f"rank {rank}") as engine:
+        locals_ = {name: tensor.to_local() for name, tensor in source.items()}
+        held = {name: engine.register(local) for name, local in locals_.items() if local.numel()}
+        handles = {name: region.remote() for name, region in held.items()}
+        dist.all_gather_object(everybody, handles)
+        states = layouts_of(source), layouts_of(target)
+        remote = dict(enumerate(everybody))
+        with Execution(engine, *states, rank, remote=remote, local=target) as execution:
+            execution.run(60)
+        dist.barrier()

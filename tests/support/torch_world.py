@@ -44,6 +44,7 @@ def run_ranks(world, module, jobs):
 def _rank(rank, world, module, folder):
     import torch.distributed
 
+    signal.alarm(PATIENCE)  # whoever waits for this rank may be gone by then
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(str(folder / "store"), world)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
