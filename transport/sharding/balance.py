@@ -82,10 +82,10 @@ def _poured(bins: _Bins, volume: list[int]) -> Flow:
     free.sort(key=lambda c: len(bins.usable[c]))
     for c in free * 2:
         own = flow.carried[c]
-        to = np.array(list(own))
-        load[to] -= np.array(list(own.values()))
-        amount = _pour(volume[c], load[to], bins.width[to])
-        load[to] += amount
+        these = np.array(list(own))
+        load[these] -= np.array(list(own.values()))
+        amount = _pour(volume[c], load[these], bins.width[these])
+        load[these] += amount
         own.update(zip(own, amount.tolist()))
     return flow
 

@@ -71,7 +71,7 @@ def pairs(source: StateLayout, target: StateLayout, without: frozenset[int]) -> 
 
 def _grouped(source: StateLayout, target: StateLayout) -> list[list[tuple[str, Entry, Entry]]]:
     held = dict(source.items())
-    missing = [name for name in target if name not in held]
+    missing = [name for name, _ in target.items() if name not in held]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         ranks = ranks_text(target[missing[0]].layout.ranks)
@@ -80,10 +80,9 @@ def _grouped(source: StateLayout, target: StateLayout) -> list[list[tuple[str, E
     for name, want in target.items():
         have = held[name]
         key = id(have.layout), id(want.layout)  # a state keeps equal layouts once
-        group = groups.get(key)
-        if group is None:
-            group = groups[key] = []
-        group.append((name, have, want))
+        if key not in groups:
+            groups[key] = []
+        groups[key].append((name, have, want))
     return list(groups.values())
 
 

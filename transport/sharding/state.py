@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -52,6 +52,9 @@ class StateLayout(Mapping[str, Entry]):
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def items(self) -> ItemsView[str, Entry]:
+        return self._entries.items()  # not by looking up each of 100,000 names
 
     @cached_property
     def layouts(self) -> tuple[Layout, ...]:
