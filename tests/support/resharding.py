@@ -104,7 +104,21 @@ def ragged(draw, shape):
     return Layout.explicit(shape, "complex128", boxes)
 
 
-def layouts(shape):
-    """Any way to hold a tensor, with replicas and without; a scalar is not sharded flat."""
+@st.composite
+def derived(draw, shape):
+    """As a part of larger, interleaved or transposed local tensors."""
+    axes = draw(st.permutations(range(len(shape))))
+    step, dim = draw(st.integers(1, 3)), draw(st.integers(0, len(shape) - 1))
+    start = draw(st.integers(0, step - 1))
+    longer = [n * step if i == dim else n for i, n in enumerate(shape)]
+    base = [longer[axes.index(i)] for i in range(len(shape))]
+    turned = draw(layouts(tuple(base), deep=False)).permuted(axes)
+    return turned.interleaved(dim, start, 1, step)
+
+
+def layouts(shape, deep=True):
+    """Any way to hold a tensor, with replicas and without."""
     kinds = [placed(shape), ragged(shape)]
-    return st.one_of(*kinds, flat(shape)) if shape else st.one_of(kinds)
+    if shape:
+        kinds += [flat(shape), derived(shape)] if deep else [flat(shape)]
+    return st.one_of(kinds)

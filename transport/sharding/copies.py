@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from transport.sharding.boxes import Ints
+    from transport.sharding.boxes import Bools, Ints
     from transport.sharding.pieces import Pieces
 
 
@@ -57,16 +57,21 @@ def lay(
 def _simplest(copies: Copies) -> Copies:
     """Dimensions that are contiguous on both sides become one.
 
-    What is left are the last dimensions; those before have one element and stride 0. The last has
-    stride 1 where it has one element.
+    What is left are the last dimensions, by descending strides of the target; those before have one
+    element and stride 0. The last has stride 1 where it has one element.
     """
     size, strides = copies.size.copy(), (copies.source_stride.copy(), copies.target_stride.copy())
+    if (strides[1][:, 1:] > strides[1][:, :-1]).any():  # a local tensor is transposed
+        order = np.argsort(-strides[1], axis=1, kind="stable")
+        for array in (size, *strides):
+            array[...] = np.take_along_axis(array, order, axis=1)
     for outer in range(size.shape[1] - 2, -1, -1):
         for _ in range(outer + 1):  # once merged, what was further out is next
             _merge(size, strides, outer)
-    used = int((size > 1).any(axis=0).argmax()) if (size > 1).any() else size.shape[1] - 1
-    source, target = (stride[:, used:] for stride in strides)
-    size = size[:, used:]
+    used = (size > 1).any(axis=0)
+    first = int(used.argmax()) if used.any() else size.shape[1] - 1
+    source, target = (stride[:, first:] for stride in strides)
+    size = size[:, first:]
     for stride in (source, target):
         stride[size[:, -1] == 1, -1] = 1
     return Copies(size, copies.source_start, source, copies.target_start, target)
@@ -88,38 +93,71 @@ def _merge(size: Ints, strides: tuple[Ints, Ints], outer: int) -> None:
 
 
 def joined(copies: Copies, *keys: Ints) -> tuple[Copies, Ints]:
-    """Copies that continue each other become one, among those whose keys are all equal.
+    """Copies that continue each other, or follow in equal steps, become one.
 
-    Returns them sorted by the keys and their place in the target, and which of the given copies
-    each of them begins with.
+    Only such whose keys are all equal. Returns them sorted by the keys and their place in the
+    target, and which of the given copies each of them begins with.
     """
     order = np.lexsort((copies.target_start, *keys[::-1]))
-    kept = order
-    copies = copies.take(order)
+    copies, kept = copies.take(order), order
     while True:
         before = len(kept)
         for dim in range(copies.size.shape[1] - 1, -1, -1):
-            first = _beginnings(copies, dim, [key[kept] for key in keys])
+            first = np.flatnonzero(~_continues(copies, dim, [key[kept] for key in keys]))
             if len(first) < len(kept):
                 length = np.add.reduceat(copies.size[:, dim], first)
                 copies, kept = copies.take(first), kept[first]
                 copies.size[:, dim] = length
         if len(kept) == before:
+            copies, first = _stacked(copies, [key[kept] for key in keys])
+            kept = kept[first]
+        if len(kept) == before:
             return copies, kept
         copies = _simplest(copies)
 
 
-def _beginnings(copies: Copies, dim: int, keys: list[Ints]) -> Ints:
-    """The copies that do not continue the one before along a dimension."""
-    size, fresh = copies.size, np.ones(len(copies.size), bool)
-    if len(fresh) > 1:
-        alike = size[1:] == size[:-1]
-        alike[:, dim] = True
-        more = alike.all(axis=1)
-        for start, stride in (copies[1:3], copies[3:5]):
-            more &= (stride[1:] == stride[:-1]).all(axis=1)
-            more &= start[1:] - start[:-1] == size[:-1, dim] * stride[:-1, dim]
-        for key in keys:
-            more &= key[1:] == key[:-1]
-        fresh[1:] = ~more
-    return np.flatnonzero(fresh)
+def _alike(copies: Copies, keys: list[Ints]) -> Bools:
+    """(n,) whether each copy has the strides and keys of the one before it."""
+    alike = np.zeros(len(copies.size), bool)
+    alike[1:] = True
+    for array in (copies.source_stride, copies.target_stride):
+        alike[1:] &= (array[1:] == array[:-1]).all(axis=1)
+    for key in keys:
+        alike[1:] &= key[1:] == key[:-1]
+    return alike
+
+
+def _continues(copies: Copies, dim: int, keys: list[Ints]) -> Bools:
+    """(n,) whether each copy continues the one before it along a dimension."""
+    more, size = _alike(copies, keys), copies.size
+    others = np.delete(size, dim, axis=1)
+    more[1:] &= (others[1:] == others[:-1]).all(axis=1)
+    for start, stride in (copies[1:3], copies[3:5]):
+        more[1:] &= start[1:] - start[:-1] == size[:-1, dim] * stride[:-1, dim]
+    return more
+
+
+def _stacked(copies: Copies, keys: list[Ints]) -> tuple[Copies, Ints]:
+    """Each run of copies of one shape in equal steps on both sides as one copy, and its first.
+
+    Where two runs share a copy, it is of the earlier one.
+    """
+    link = _alike(copies, keys)
+    link[1:] &= (copies.size[1:] == copies.size[:-1]).all(axis=1)
+    steps = [np.diff(start, prepend=0) for start in (copies.source_start, copies.target_start)]
+    link &= (steps[0] > 0) & (steps[1] > 0)
+    if not link.any():
+        return copies, np.arange(len(link))
+    again = link.copy()  # whether it is as far from the one before as that is from its own
+    again[1:] &= link[:-1] & (steps[0][1:] == steps[0][:-1]) & (steps[1][1:] == steps[1][:-1])
+    begins = link & ~again
+    begins[1:] &= ~link[:-1]
+    fresh = ~(again | begins)
+    first = np.flatnonzero(fresh)
+    length = np.diff(first, append=len(link))
+    second = np.minimum(first + 1, len(link) - 1)
+    wide = copies.take(first).widened(copies.size.shape[1] + 1)
+    wide.size[:, 0] = length
+    for stride, step in zip((wide.source_stride, wide.target_stride), steps):
+        stride[:, 0] = np.where(length > 1, step[second], 0)
+    return wide, first
