@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import logging
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from transport.control import handshake, messages, streams
 from transport.control.address import parse
 from transport.control.arbiter import Situation, Verdict, judge
 from transport.control.doors import dial
-from transport.control.handshake import Joins, Oneself, Refused, Stale
+from transport.control.handshake import Joins, Oneself, Refused
 from transport.control.negotiation import Negotiation
 from transport.control.patience import within
+from transport.control.race import Race, bounded, placed
 from transport.control.records import Contact, Inbound, PeerRecord, State, status_of
 from transport.errors import InvalidUse, PeerLost, PeerRefused, Status, TransportError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from transport.control.address import Address
     from transport.control.border import Border
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from transport.control.guests import Guest
     from transport.control.handshake import Outcome, Party
     from transport.control.homes import Homes
+    from transport.control.race import Lead
     from transport.control.records import Table
     from transport.control.streams import LinkKey
     from transport.providers.base import Endpoint
@@ -141,30 +144,22 @@ class Connector:
 
     async def _try_all(self, record: PeerRecord, deadline: float) -> None:
         addresses = self._s.homes.order(record.addresses, prefer_unix=self._prefer_unix)
-        errors: list[TransportError] = []
-        for index, address in enumerate(addresses):
-            share = (deadline - self._loop.time()) / (len(addresses) - index)
-            try:
-                await self._bounded(self._link(record, address), address, share)
-                return
-            except Refused as error:
-                if error.code == messages.DUPLICATE:
-                    return
-                errors.append(_placed(error, address))
-            except TransportError as error:
-                errors.append(_placed(error, address))
-        raise _most_telling(errors, record)
+        attempt = functools.partial(self._link, record)
+        await Race(addresses, attempt, deadline).run(record.name)
 
-    async def _link(self, record: PeerRecord, address: Address) -> None:
+    async def _link(self, record: PeerRecord, address: Address, lead: Lead) -> None:
         contact = record.contact
         negotiation = Negotiation(self._s.endpoints)
+        leads = False
 
         def challenged(peer: messages.Identity, facts: LinkFacts) -> None:
             # Where the peer is quick all of this runs in one step of the loop, and a cancellation
             # by an inbound connection that was accepted before it has not come through yet.
             if contact.inbound is not None or record.state is not State.CONNECTING:
                 raise Refused(messages.DUPLICATE, "the peer's own connection is coming up")
-            contact.challenged = True
+            lead()
+            nonlocal leads
+            leads = contact.challenged = True
 
         channel = await dial(address)
         try:
@@ -177,16 +172,16 @@ class Connector:
             )
             self._establish(record, channel, negotiation, outcome, str(address))
         finally:
-            contact.challenged = False
+            contact.challenged = contact.challenged and not leads
             negotiation.close()
             channel.close()
 
     async def identify(self, address: Address, timeout: float) -> messages.Identity:
         """Who listens there, proven. Our own identity when it is this engine."""
         try:
-            return await self._bounded(self._identify(address), address, timeout)
+            return await bounded(self._identify(address), timeout)
         except TransportError as error:
-            raise _placed(error, address) from None
+            raise placed(error, address) from None
 
     async def _identify(self, address: Address) -> messages.Identity:
         channel = await dial(address)
@@ -200,14 +195,6 @@ class Connector:
             return self._s.party.identity
         finally:
             channel.close()
-
-    async def _bounded(
-        self, coroutine: Coroutine[Any, Any, _T], address: Address, seconds: float
-    ) -> _T:
-        try:
-            return await within(max(seconds, 0.001), coroutine)
-        except asyncio.TimeoutError:
-            raise PeerLost(f"no answer within {seconds:.3g} s") from None
 
     # -------------------------------------------------------------------------------------- inbound
     async def serve(self, guest: Guest, proven: Callable[[], None]) -> None:
@@ -308,11 +295,11 @@ class Connector:
         for number in range(1, count + 1):
             try:
                 coroutine = self._open_stream(record, address, key, number)
-                await self._bounded(coroutine, address, self._s.connect_timeout)
+                await bounded(coroutine, self._s.connect_timeout)
             except TransportError as error:
                 if record.state is State.UP:
                     missing = f"{record.name} has {count - number + 1} streams less than agreed"
-                    logger.warning("%s: %s", missing, _placed(error, address))
+                    logger.warning("%s: %s", missing, placed(error, address))
                 return
 
     async def _open_stream(
@@ -387,21 +374,3 @@ def readable(texts: Iterable[str]) -> tuple[Address, ...]:
         with contextlib.suppress(InvalidUse):
             read.append(parse(text))
     return tuple(read)
-
-
-def _placed(error: TransportError, address: Address) -> TransportError:
-    """The same error, saying where."""
-    if isinstance(error, Stale):
-        return Stale(f"the engine at {address} is another incarnation: the owner restarted")
-    kind = type(error) if not isinstance(error, Refused) else PeerRefused
-    return kind(f"cannot connect to {address}: {error}")
-
-
-# Of several addresses' errors the one that says most is the first of the highest rank.
-_RANKS = (Status.PEER_LOST, Status.PEER_REFUSED, Status.VERSION, Status.STALE)
-
-
-def _most_telling(errors: list[TransportError], record: PeerRecord) -> TransportError:
-    if not errors:
-        return PeerLost(f"{record.name} has no address to connect to and has not connected itself")
-    return max(errors, key=lambda error: _RANKS.index(status_of(error)))
