@@ -32,6 +32,8 @@ enum tn_frame_type {
     TN_FRAME_BYE,         /* this end closes on purpose */
     TN_FRAME_LINK,        /* region: the provider whose links talk; `length` bytes follow */
     TN_FRAME_WIDEN,       /* the engine that opens streams is asked for more of them */
+    TN_FRAME_READ_ROWS,   /* as READ; `offset` runs (rows.h) follow: `length` is theirs */
+    TN_FRAME_WRITE_ROWS,  /* the same, and then the bytes of the rows: `length` is of both */
     TN_FRAME_TYPES,
 };
 
@@ -56,7 +58,8 @@ static inline bool tn_frame_has_payload(const struct tn_header *header)
 {
     return header->type == TN_FRAME_DATA || header->type == TN_FRAME_WRITE ||
            header->type == TN_FRAME_NOTIFY || header->type == TN_FRAME_CONTROL ||
-           header->type == TN_FRAME_LINK;
+           header->type == TN_FRAME_LINK || header->type == TN_FRAME_READ_ROWS ||
+           header->type == TN_FRAME_WRITE_ROWS;
 }
 
 #endif

@@ -275,6 +275,8 @@ bool tn_link_take_message(struct tn_link *link, const struct tn_header *header,
                           const uint8_t *payload)
 {
     struct tn_host *host = link->host;
+    if (header->type == TN_FRAME_READ_ROWS || header->type == TN_FRAME_WRITE_ROWS)
+        return tn_link_serve_rows(link, header, payload);
     if (header->type == TN_FRAME_CONTROL) {
         host->control(host, link->peer, payload, header->length);
         return true;

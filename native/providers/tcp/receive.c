@@ -142,6 +142,8 @@ static bool on_any_stream(const struct tn_header *header)
     case TN_FRAME_DATA:
     case TN_FRAME_WRITE:
     case TN_FRAME_WRITE_DONE:
+    case TN_FRAME_READ_ROWS:
+    case TN_FRAME_WRITE_ROWS:
     case TN_FRAME_BYE:
         return true;
     default:
@@ -169,6 +171,8 @@ static void handle(struct tn_link *link, const struct tn_header *header)
     case TN_FRAME_NOTIFY:
     case TN_FRAME_CONTROL:
     case TN_FRAME_LINK:
+    case TN_FRAME_READ_ROWS:
+    case TN_FRAME_WRITE_ROWS:
         begin_message(link, header);
         break;
     case TN_FRAME_CREDIT:
@@ -209,7 +213,8 @@ static void parse(struct tn_link *link)
             violation(link, wrong);
             return;
         }
-        bool request = header.type == TN_FRAME_READ || header.type == TN_FRAME_WRITE;
+        bool request = header.type == TN_FRAME_READ || header.type == TN_FRAME_WRITE ||
+                       header.type == TN_FRAME_READ_ROWS || header.type == TN_FRAME_WRITE_ROWS;
         if (request && !tn_link_can_serve(link)) {
             link->paused = true;
             return;

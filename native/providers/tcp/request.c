@@ -4,7 +4,8 @@
 #include "providers/tcp/state.h"
 
 #define SHORTEST 65536u /* bytes of a piece, unless chunks are smaller */
-#define PULL 16         /* pieces taken from one transfer before the next has its turn */
+#define PULL 1024       /* pieces taken from one transfer before the next has its turn */
+#define PULL_BYTES (UINT64_C(1) << 20)
 
 static uint32_t index_of(const struct tn_link *link, const struct tn_request *request)
 {
@@ -46,37 +47,83 @@ static void take_out(struct tn_link *first, struct tn_transfer *transfer)
     atomic_fetch_sub(&first->queued, 1);
 }
 
-static void queue_request(struct tn_link *link, struct tn_transfer *transfer,
-                          const struct tn_piece *piece)
+/* What the request says and carries; `read_ahead` and what is written count its bytes. */
+static void address(struct tn_link *link, struct tn_request *request, const struct tn_piece *piece)
 {
-    struct tn_list *node = tn_list_take_first(&link->idle_requests);
-    struct tn_request *request = tn_container(node, struct tn_request, frame.node);
-    link->idle--;
-    bool read = transfer->op == TN_OP_READ;
-    request->transfer = transfer;
-    request->local = (uint8_t *)(uintptr_t)piece->local;
-    request->length = piece->length;
-    request->busy = true;
-    request->sent = false;
-    request->serial = ++link->last_serial;
-    link->used_requests = true;
-    tn_frame_init(&request->frame, TN_OF_REQUEST, read ? TN_FRAME_READ : TN_FRAME_WRITE);
     struct tn_header *header = &request->frame.header;
+    const struct tn_rows *rows = request->rows;
     header->id = (uint64_t)request->serial << 32 | index_of(link, request);
-    header->length = piece->length;
+    header->length = request->length;
     header->region = piece->remote->number;
     header->generation = piece->remote->generation;
     for (int i = 0; i < TN_KEY_BYTES; i++)
         header->key[i] = piece->remote->key[i];
     header->offset = piece->remote_offset;
-    if (read) {
-        link->reading += piece->length;
-    } else {
-        request->frame.payload = request->local;
-        request->frame.bytes = piece->length;
-        link->writing += piece->length;
+    if (rows) {
+        header->offset = rows->runs;
+        header->length = rows->runs * sizeof(struct tn_run) + (request->read ? 0 : rows->bytes);
     }
+    if (rows || !request->read) {
+        request->frame.payload = rows ? rows->sent : request->local;
+        request->frame.bytes = header->length;
+    }
+    if (request->read)
+        link->reading += request->length;
+    else
+        link->writing += request->frame.bytes;
+}
+
+/* Of one piece, or of the `count` that `rows` hold. */
+static void queue_request(struct tn_link *link, struct tn_transfer *transfer,
+                          const struct tn_piece *piece, uint32_t count, struct tn_rows *rows)
+{
+    struct tn_list *node = tn_list_take_first(&link->idle_requests);
+    struct tn_request *request = tn_container(node, struct tn_request, frame.node);
+    link->idle--;
+    bool read = transfer->op == TN_OP_READ;
+    enum tn_frame_type one = read ? TN_FRAME_READ : TN_FRAME_WRITE;
+    enum tn_frame_type several = read ? TN_FRAME_READ_ROWS : TN_FRAME_WRITE_ROWS;
+    request->transfer = transfer;
+    request->local = rows && rows->came ? rows->came : (uint8_t *)(uintptr_t)piece->local;
+    request->length = rows ? rows->bytes : piece->length;
+    request->rows = rows;
+    request->pieces = count;
+    request->read = read;
+    request->busy = true;
+    request->sent = false;
+    request->serial = ++link->last_serial;
+    link->used_requests = true;
+    tn_frame_init(&request->frame, TN_OF_REQUEST, rows ? several : one);
+    address(link, request, piece);
     tn_list_append(read ? &link->urgent : &link->writes, &request->frame.node);
+}
+
+static void fail_rows(struct tn_transfer *transfer, int status)
+{
+    tn_transfer_fail(transfer, status, 0, 0, "%s",
+                     status == TN_NOMEM ? "no memory for the rows of a request"
+                                        : "the file behind this end's memory was truncated");
+}
+
+/* Short neighbours share a request. */
+static void queue_pieces(struct tn_link *link, struct tn_transfer *transfer,
+                         const struct tn_piece *pieces, int count)
+{
+    for (int taken; count > 0; pieces += taken, count -= taken) {
+        taken = tn_rows_fit(pieces, count);
+        bool alone = pieces->length > TN_ROWS_WORTH && (uint32_t)count <= link->idle;
+        taken = taken && !alone ? taken : 1;
+        struct tn_rows *rows = NULL;
+        int status = TN_OK;
+        if (taken > 1)
+            status = tn_rows_new(pieces, taken, transfer->op == TN_OP_READ, &rows);
+        if (status == TN_OK) {
+            queue_request(link, transfer, pieces, (uint32_t)taken, rows);
+        } else {
+            fail_rows(transfer, status);
+            tn_piece_done(transfer, (uint64_t)taken);
+        }
+    }
 }
 
 /* What one stream has in flight of reads, at most: where there are several, a transfer that is not
@@ -91,33 +138,45 @@ static uint64_t read_limit(const struct tn_link *link, const struct tn_transfer 
     return share < link->read_ahead ? share : link->read_ahead;
 }
 
+/* So few bytes are taken that the requests suffice: half of them for long pieces, and as many for
+ * the rows between; a few end because a request holds no more. */
+static uint64_t bytes_for(uint32_t idle, uint64_t each)
+{
+    uint64_t most = (idle - 8) / 2 * TN_ROWS_LONGEST;
+    most = most < PULL_BYTES ? most : PULL_BYTES;
+    return most < each ? most : each;
+}
+
 /* Where there are several streams, a piece is short enough for each of them to get some: what is
  * left at the end of a transfer is not with one stream only. */
 static int take_pieces(struct tn_link *link, struct tn_transfer *transfer, struct tn_piece *pieces,
-                       int room)
+                       int capacity)
 {
+    bool few = link->idle <= 16;
     uint64_t count = tn_link_count(link), each = link->each;
     if (count > 1) {
         uint64_t share = transfer->bytes / (2 * count);
         share = share > SHORTEST ? share : SHORTEST;
         each = share < each ? share : each;
     }
-    return tn_transfer_next(transfer, pieces, room, each, link->each);
+    if (few)
+        return tn_transfer_next(transfer, pieces, (int)link->idle, each, link->each);
+    return tn_transfer_next(transfer, pieces, capacity, each, bytes_for(link->idle, link->each));
 }
 
-/* A few pieces of the first transfer in the queue, which then goes to its end. False if there is
+/* Some pieces of the first transfer in the queue, which then goes to its end. False if there is
  * none, or no room for it. */
 static bool pull_from(struct tn_link *link, struct tn_list *queue)
 {
     struct tn_piece pieces[PULL];
-    int room = link->idle < PULL ? (int)link->idle : PULL, count = -1;
+    int count = -1;
     bool over = false;
     struct tn_transfer *transfer = NULL;
     pthread_mutex_lock(&link->first->pull_lock);
     if (!tn_list_empty(queue)) {
         transfer = tn_container(queue->next, struct tn_transfer, node);
         if (transfer->op != TN_OP_READ || link->reading < read_limit(link, transfer))
-            count = take_pieces(link, transfer, pieces, room);
+            count = take_pieces(link, transfer, pieces, PULL);
     }
     over = !count || (count > 0 && tn_transfer_exhausted(transfer));
     if (over) {
@@ -127,8 +186,7 @@ static bool pull_from(struct tn_link *link, struct tn_list *queue)
         tn_list_append(queue, &transfer->node);
     }
     pthread_mutex_unlock(&link->first->pull_lock);
-    for (int i = 0; i < count; i++)
-        queue_request(link, transfer, &pieces[i]);
+    queue_pieces(link, transfer, pieces, count);
     if (over)
         tn_transfer_unreference(transfer);
     return count >= 0;
@@ -163,54 +221,59 @@ void tn_link_pull(struct tn_link *link)
 void tn_link_request_sent(struct tn_link *link, struct tn_request *request)
 {
     request->sent = true;
+    if (request->read)
+        return;
     link->writing -= request->frame.bytes;
+    free(request->rows);
+    request->rows = NULL;
 }
 
 /* The request is over: its transfer, if it still has one, is told once. */
 static void retire(struct tn_link *link, struct tn_request *request)
 {
     struct tn_transfer *transfer = request->transfer;
-    if (request->frame.header.type == TN_FRAME_READ)
+    if (request->read)
         link->reading -= request->length;
+    free(request->rows);
+    request->rows = NULL;
     request->transfer = NULL;
     request->busy = false;
     tn_list_remove(&request->frame.node);
     tn_list_append(&link->idle_requests, &request->frame.node);
     link->idle++;
     if (transfer)
-        tn_piece_done(transfer, 1);
+        tn_piece_done(transfer, request->pieces);
 }
 
 /* The request that is answered: NULL if there is none such in flight. */
-static struct tn_request *find(struct tn_link *link, const struct tn_header *answer,
-                               enum tn_frame_type type)
+static struct tn_request *find(struct tn_link *link, const struct tn_header *answer, bool read)
 {
     uint32_t index = (uint32_t)answer->id;
     if (!link->requests || index >= link->window)
         return NULL;
     struct tn_request *request = &link->requests[index];
     bool matches = request->busy && request->sent && request->serial == answer->id >> 32 &&
-                   request->frame.header.type == type;
+                   request->read == read;
     return matches ? request : NULL;
 }
 
 static void refused(struct tn_request *request, int status)
 {
     const struct tn_header *header = &request->frame.header;
-    bool read = header->type == TN_FRAME_READ;
     if (request->transfer)
-        tn_transfer_fail(request->transfer, status, 0, 0,
-                         "the peer refused to let %llu bytes at %llu of its region %llu be %s: %s",
-                         (unsigned long long)header->length, (unsigned long long)header->offset,
-                         (unsigned long long)header->region, read ? "read" : "written",
-                         status == TN_STALE
-                             ? "the region was closed"
-                             : "outside the region, or not allowed by its key or access");
+        tn_transfer_fail(
+            request->transfer, status, 0, 0,
+            "the peer refused to let %llu bytes%s %llu of its region %llu be %s: %s",
+            (unsigned long long)request->length, request->pieces > 1 ? " in runs of rows," : " at",
+            (unsigned long long)header->offset, (unsigned long long)header->region,
+            request->read ? "read" : "written",
+            status == TN_STALE ? "the region was closed"
+                               : "outside the region, or not allowed by its key or access");
 }
 
 bool tn_link_take_data(struct tn_link *link, const struct tn_header *header)
 {
-    struct tn_request *request = find(link, header, TN_FRAME_READ);
+    struct tn_request *request = find(link, header, true);
     if (!request || (header->status == TN_OK && header->length != request->length))
         return false;
     if (header->status != TN_OK)
@@ -228,12 +291,17 @@ bool tn_link_take_data(struct tn_link *link, const struct tn_header *header)
 
 void tn_link_data_here(struct tn_link *link, struct tn_request *request)
 {
+    if (request->transfer && request->rows) {
+        int status = tn_rows_store(request->rows);
+        if (status != TN_OK)
+            fail_rows(request->transfer, status);
+    }
     retire(link, request);
 }
 
 bool tn_link_take_write_done(struct tn_link *link, const struct tn_header *header)
 {
-    struct tn_request *request = find(link, header, TN_FRAME_WRITE);
+    struct tn_request *request = find(link, header, false);
     if (!request)
         return false;
     if (header->status != TN_OK)
@@ -247,7 +315,8 @@ static bool take_back(struct tn_link *link, struct tn_request *request)
 {
     if (request->sent || link->current == &request->frame)
         return false;
-    link->writing -= request->frame.bytes;
+    if (!request->read)
+        link->writing -= request->frame.bytes;
     retire(link, request);
     return true;
 }
@@ -260,12 +329,12 @@ static void cancel_requests(struct tn_link *link, struct tn_transfer *transfer)
         struct tn_request *request = &link->requests[i];
         if (request->transfer != transfer || take_back(link, request))
             continue;
-        if (request->frame.header.type != TN_FRAME_READ)
+        if (!request->read)
             continue;
         if (link->sink.kind == TN_SINK_DATA && link->sink.request == request)
             link->sink.to = NULL;
         request->transfer = NULL;
-        tn_piece_done(transfer, 1);
+        tn_piece_done(transfer, request->pieces);
     }
 }
 
@@ -337,10 +406,12 @@ void tn_link_fail_requests(struct tn_link *link, int status, const char *text)
         struct tn_transfer *transfer = request->transfer;
         request->transfer = NULL;
         request->busy = false;
+        free(request->rows);
+        request->rows = NULL;
         if (!transfer)
             continue;
         tn_transfer_fail(transfer, status, 0, 0, "%s", text);
-        tn_piece_done(transfer, 1);
+        tn_piece_done(transfer, request->pieces);
     }
     free(link->requests);
     link->requests = NULL;

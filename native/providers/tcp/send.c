@@ -93,7 +93,10 @@ static void gather_bulk(struct tn_link *link, struct batch *batch)
         struct tn_list **next = &write;
         if (write == &link->writes || (answers_turn && answer != &link->answers))
             next = &answer;
-        if (!add(batch, tn_container(*next, struct tn_frame, node), 0))
+        struct tn_frame *frame = tn_container(*next, struct tn_frame, node);
+        if (next == &answer)
+            tn_link_answer_ready(tn_container(frame, struct tn_answer, frame));
+        if (!add(batch, frame, 0))
             return;
         answers_turn = next == &write;
         *next = (*next)->next;

@@ -1,6 +1,7 @@
 /* The peer's reads and writes of our regions. Number, generation, key, range and access are
  * checked per request; the region counts as used until the last byte of the request has moved. */
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/status.h"
 #include "memory/backing.h"
@@ -26,7 +27,7 @@ bool tn_link_can_serve(const struct tn_link *link)
 }
 
 static struct tn_answer *take_answer(struct tn_link *link, const struct tn_header *request,
-                                     enum tn_frame_type type, uint32_t access)
+                                     enum tn_frame_type type)
 {
     if (!pool_init(link)) {
         tn_link_break(link, TN_NOMEM, "no memory for serving the peer");
@@ -38,16 +39,20 @@ static struct tn_answer *take_answer(struct tn_link *link, const struct tn_heade
     link->used_pool = true;
     tn_frame_init(&answer->frame, TN_OF_ANSWER, type);
     answer->region = NULL;
-    answer->length = request->length;
+    answer->frame.header.id = request->id;
+    return answer;
+}
+
+static void acquire(struct tn_link *link, struct tn_answer *answer, const struct tn_header *request,
+                    uint64_t offset, uint64_t length, uint32_t access)
+{
     struct tn_region *region = NULL;
-    int status =
-        tn_regions_acquire(link->host->regions, request->region, request->generation, request->key,
-                           request->offset, request->length, access, &region);
+    int status = tn_regions_acquire(link->host->regions, request->region, request->generation,
+                                    request->key, offset, length, access, &region);
     if (status == TN_OK)
         answer->region = region;
-    answer->frame.header.id = request->id;
+    answer->length = length;
     answer->frame.header.status = (int16_t)status;
-    return answer;
 }
 
 static uint8_t *memory_of(const struct tn_answer *answer, const struct tn_header *request)
@@ -85,9 +90,10 @@ static void copy_file(struct tn_answer *answer, const struct tn_header *header)
 
 void tn_link_serve_read(struct tn_link *link, const struct tn_header *header)
 {
-    struct tn_answer *answer = take_answer(link, header, TN_FRAME_DATA, TN_READ);
+    struct tn_answer *answer = take_answer(link, header, TN_FRAME_DATA);
     if (!answer)
         return;
+    acquire(link, answer, header, header->offset, header->length, TN_READ);
     bool file = answer->region && answer->region->remote.memory == TN_MEMORY_FILE;
     if (file && header->length)
         copy_file(answer, header);
@@ -109,9 +115,10 @@ static void refuse(struct tn_answer *answer, int status)
 
 void tn_link_serve_write(struct tn_link *link, const struct tn_header *header)
 {
-    struct tn_answer *answer = take_answer(link, header, TN_FRAME_WRITE_DONE, TN_WRITE);
+    struct tn_answer *answer = take_answer(link, header, TN_FRAME_WRITE_DONE);
     if (!answer)
         return;
+    acquire(link, answer, header, header->offset, header->length, TN_WRITE);
     if (!header->length) {
         tn_link_write_here(link, answer);
         return;
@@ -148,6 +155,96 @@ void tn_link_write_here(struct tn_link *link, struct tn_answer *answer)
     tn_list_append(&link->urgent, &answer->frame.node);
 }
 
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+static bool is_file(const struct tn_answer *answer)
+{
+    return answer->region->remote.memory == TN_MEMORY_FILE;
+}
+
+static uint8_t *base_of(const struct tn_answer *answer)
+{
+    return (uint8_t *)(uintptr_t)answer->region->remote.address;
+}
+
+/* The rows wait where they lie until the answer is about to be sent: so only a few answers hold a
+ * copy, which the caches hold, and the first leaves before the last is made. */
+static void serve_read_rows(struct tn_link *link, struct tn_answer *answer, const uint8_t *runs,
+                            uint64_t count)
+{
+    if (answer->region) {
+        answer->runs = malloc(count * sizeof(struct tn_run));
+        if (!answer->runs)
+            refuse(answer, TN_NOMEM);
+    }
+    if (!answer->region) {
+        tn_list_append(&link->urgent, &answer->frame.node);
+        return;
+    }
+    memcpy(answer->runs, runs, count * sizeof(struct tn_run));
+    answer->n_runs = count;
+    answer->frame.bytes = answer->frame.header.length = answer->length;
+    tn_list_append(&link->answers, &answer->frame.node);
+}
+
+static void drop_runs(struct tn_answer *answer)
+{
+    free(answer->runs);
+    answer->runs = NULL;
+}
+
+void tn_link_answer_ready(struct tn_answer *answer)
+{
+    if (!answer->runs)
+        return;
+    int status = TN_NOMEM;
+    answer->copy = malloc(answer->length);
+    if (answer->copy)
+        status = tn_rows_gather(answer->copy, answer->runs, answer->n_runs, base_of(answer),
+                                is_file(answer));
+    drop_runs(answer);
+    refuse(answer, status);
+    answer->frame.payload = answer->copy;
+    if (status != TN_OK)
+        answer->frame.bytes = answer->frame.header.length = 0;
+}
+
+static void serve_write_rows(struct tn_link *link, struct tn_answer *answer, const uint8_t *runs,
+                             uint64_t count)
+{
+    if (answer->region) {
+        const uint8_t *packed = runs + count * sizeof(struct tn_run);
+        int status = tn_rows_scatter(packed, runs, count, base_of(answer), is_file(answer));
+        if (status != TN_OK)
+            refuse(answer, status);
+    }
+    tn_link_write_here(link, answer);
+}
+
+bool tn_link_serve_rows(struct tn_link *link, const struct tn_header *header,
+                        const uint8_t *payload)
+{
+    bool read = header->type == TN_FRAME_READ_ROWS;
+    uint64_t count = header->offset;
+    struct tn_reach reach;
+    if (!tn_rows_check(payload, count, &reach) ||
+        header->length != count * sizeof(struct tn_run) + (read ? 0 : reach.bytes)) {
+        tn_link_break(link, TN_PROTOCOL, "the peer sent rows that are impossible");
+        return false;
+    }
+    struct tn_answer *answer =
+        take_answer(link, header, read ? TN_FRAME_DATA : TN_FRAME_WRITE_DONE);
+    if (!answer)
+        return false;
+    acquire(link, answer, header, reach.offset, reach.length, read ? TN_READ : TN_WRITE);
+    answer->length = reach.bytes;
+    if (read)
+        serve_read_rows(link, answer, payload, count);
+    else
+        serve_write_rows(link, answer, payload, count);
+    return true;
+}
+
 void tn_link_answer_sent(struct tn_link *link, struct tn_answer *answer)
 {
     if (answer->frame.header.type == TN_FRAME_DATA && answer->frame.header.status == TN_OK)
@@ -163,6 +260,7 @@ void tn_link_answer_sent(struct tn_link *link, struct tn_answer *answer)
 static void refuse_late(struct tn_link *link, struct tn_answer *answer)
 {
     release_region(answer);
+    drop_runs(answer);
     answer->frame.header.status = TN_STALE;
     answer->frame.header.length = answer->frame.bytes = 0;
     tn_list_remove(&answer->frame.node);
@@ -217,6 +315,7 @@ void tn_link_serve_fini(struct tn_link *link)
     for (uint32_t i = 0; link->pool && i < link->pool_size; i++) {
         release_region(&link->pool[i]);
         free(link->pool[i].copy);
+        free(link->pool[i].runs);
     }
     free(link->pool);
     link->pool = NULL;

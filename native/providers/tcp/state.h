@@ -18,6 +18,7 @@
 #include "base/list.h"
 #include "providers/tcp/frame.h"
 #include "providers/tcp/link.h"
+#include "providers/tcp/rows.h"
 
 /* Small frames are parsed out of one buffer per link, so that a batch of them costs one system
  * call. An idle link keeps only the small one. */
@@ -61,7 +62,9 @@ struct tn_request {
     struct tn_transfer *transfer; /* NULL: given up, the answer is thrown away */
     uint8_t *local;
     uint64_t length;
-    bool busy, sent;
+    struct tn_rows *rows; /* NULL: it is one piece */
+    uint32_t pieces;
+    bool busy, sent, read;
     uint32_t serial; /* upper half of the id: an answer to an earlier use is told apart */
 };
 
@@ -70,7 +73,9 @@ struct tn_answer {
     struct tn_frame frame;
     struct tn_region *region; /* in use by it; NULL: refused, revoked or done */
     uint64_t length;          /* asked for */
-    uint8_t *copy;            /* of memory behind which is a file; NULL: none is needed */
+    uint8_t *copy; /* of memory behind which is a file, or of rows; NULL: none is needed */
+    uint8_t *runs; /* of rows that are not copied yet */
+    uint64_t n_runs;
 };
 
 struct tn_message {
@@ -251,9 +256,14 @@ void tn_link_fail_requests(struct tn_link *link, int status, const char *text);
 bool tn_link_can_serve(const struct tn_link *link);
 void tn_link_serve_read(struct tn_link *link, const struct tn_header *header);
 void tn_link_serve_write(struct tn_link *link, const struct tn_header *header);
+/* All of a request that has rows. False: the peer may not send such. */
+bool tn_link_serve_rows(struct tn_link *link, const struct tn_header *header,
+                        const uint8_t *payload);
 /* Puts what came where it belongs, if that is memory behind which is a file. */
 void tn_link_store(struct tn_answer *answer, const struct tn_header *header, const uint8_t *bytes);
 void tn_link_write_here(struct tn_link *link, struct tn_answer *answer);
+/* It is about to be sent: its rows are copied together. */
+void tn_link_answer_ready(struct tn_answer *answer);
 void tn_link_answer_sent(struct tn_link *link, struct tn_answer *answer);
 int tn_link_revoke(void *link, struct tn_region *region);
 void tn_link_rest_pool(struct tn_link *link);
