@@ -1,6 +1,6 @@
 """Which replica sends which byte, agreed on by all ranks without a word. Pure.
 
-May import balance, boxes, pairs, places, sides and errors.
+May import balance, boxes, pairs, places and sides.
 
 All bytes that the same sources may send to targets which see these sources alike form a *class*.
 In a class the bytes of all targets, tensors and boxes follow one another on a *line*, in an order
@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from transport.errors import LayoutError
 from transport.sharding.balance import spread
 from transport.sharding.boxes import ranges
-from transport.sharding.places import FAR, PROCESS, Zones
+from transport.sharding.places import PROCESS, Zones
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -96,14 +95,11 @@ class Classes:
             self._known[holders, zone] = known
         return known
 
-    def nearest(self, number: int, dead: Iterable[int]) -> tuple[Ints, int]:
+    def nearest(self, number: int) -> tuple[Ints, int]:
         """Those that may send the bytes of a class, and how near they are."""
         ranks, tiers = self.ranks[self.holders[number]], self.tiers[number]
-        alive = ~np.isin(ranks, list(dead))
-        if not alive.any():
-            return ranks[:0], FAR
-        best = int(tiers[alive].min())
-        return ranks[alive & (tiers == best)], best
+        best = int(tiers.min())
+        return ranks[tiers == best], best
 
 
 class Rows(NamedTuple):
@@ -120,7 +116,7 @@ class Lines:
     sent       (source ranks,) bytes that each sends to other processes
     """
 
-    def __init__(self, pairs: Sequence[Pair], zones: Zones, lost: Sequence[int]) -> None:
+    def __init__(self, pairs: Sequence[Pair], zones: Zones) -> None:
         self.zones = zones
         self.pairs = pairs
         self.classes = Classes(zones)
@@ -135,7 +131,7 @@ class Lines:
             np.add.at(self.volume, number, elements)
         self._counts.clear()
         self.base = self.volume.cumsum() - self.volume
-        self._lay(fixed, lost)
+        self._lay(fixed)
 
     def columns(self, pair: Pair) -> Columns:
         key = id(pair.wanted)
@@ -191,57 +187,21 @@ class Lines:
             sent = self.zones.tier[columns.zone[column[one]], owner] > PROCESS
             np.add.at(fixed, owner, np.where(sent, bytes_[one], 0))
 
-    def _lay(self, fixed: Ints, lost: Sequence[int]) -> None:
-        """Cuts the lines among the sources, and anew for each source that was lost since."""
-        count = len(self.volume)
-        cut, owner = self.base, np.full(count, -1)
-        number, length = np.arange(count), self.volume
-        self.sent = fixed
-        fresh = np.ones(count, bool)
-        for step in range(len(lost) + 1):
-            if step:
-                fresh = owner == lost[step - 1]
-                self.sent[lost[step - 1]] = 0
-            made = self._deal(cut[fresh], number[fresh], length[fresh], lost[:step])
-            kept = [array[~fresh] for array in (cut, owner, number, length)]
-            joined = [np.concatenate(both) for both in zip(kept, made)]
-            fresh = np.arange(len(joined[0])) >= len(kept[0])
-            order = np.argsort(joined[0], kind="stable")
-            cut, owner, number, length = (array[order] for array in joined)
-            fresh = fresh[order]
-        self.cut, self.owner, self.fresh = cut, owner, fresh
-
-    def _deal(
-        self, cut: Ints, number: Ints, length: Ints, dead: Sequence[int]
-    ) -> tuple[Ints, Ints, Ints, Ints]:
-        """The same stretches of lines, cut among the living: cut, owner, class, length."""
-        near = [self.classes.nearest(int(c), dead) for c in number]
-        stuck = [int(c) for c, (ranks, _) in zip(number, near) if not len(ranks)]
-        if stuck:
-            self._refuse(stuck[0], dead)
+    def _lay(self, fixed: Ints) -> None:
+        """Cuts the lines among the sources."""
+        near = [self.classes.nearest(number) for number in range(len(self.volume))]
         local = np.array([tier == PROCESS for _, tier in near], bool)
         # Within a process one source serves as well as another, and nothing is sent.
         home = np.array([ranks[0] for ranks, tier in near if tier == PROCESS], np.int64)
         members = [ranks for ranks, tier in near if tier != PROCESS]
         first = np.cumsum([0, *(len(ranks) for ranks in members)])
         every = np.concatenate([*members, self.base[:0]])
-        shares = spread(first, every, length[~local], self.sent)
+        shares = spread(first, every, self.volume[~local], fixed)
+        self.sent = fixed
         np.add.at(self.sent, shares.source, shares.amount)
-        row = np.flatnonzero(~local)[shares.number]
         inside = shares.amount.cumsum() - shares.amount
         inside -= inside[np.searchsorted(shares.number, shares.number)]
-        return (
-            np.concatenate((cut[local], cut[row] + inside)),
-            np.concatenate((home, shares.source)),
-            np.concatenate((number[local], number[row])),
-            np.concatenate((length[local], shares.amount)),
-        )
-
-    def _refuse(self, number: int, dead: Sequence[int]) -> None:
-        ranks = self.classes.ranks[self.classes.holders[number]].tolist()
-        for pair in self.pairs:
-            if (self.rows(pair).number == number).any():
-                raise LayoutError(
-                    f"no source is left for parts of {pair.tensors[0][0]!r}: of its holders "
-                    f"{ranks} all are lost ({sorted(dead)})"
-                )
+        cut = np.concatenate((self.base[local], self.base[~local][shares.number] + inside))
+        order = np.argsort(cut)
+        self.cut = cut[order]
+        self.owner = np.concatenate((home, shares.source))[order]

@@ -133,16 +133,13 @@ def _along(made: Sequence[Rows], base: Ints) -> tuple[Ints, Ints]:
     return where, steps
 
 
-def part(lines: Lines, rows: Rows, source: int | None, again: bool) -> list[Part]:
-    """The copies of a pair; of those that `source` sends where it is given.
-
-    again: only of what has come to another source because its own was lost.
-    """
+def part(lines: Lines, rows: Rows, source: int | None = None) -> list[Part]:
+    """The copies of a pair; of those that `source` sends where it is given."""
     alone = np.flatnonzero(rows.number < 0)
     chosen = np.flatnonzero(rows.number >= 0)
-    made = [] if again or not len(alone) else [_alone(rows, alone)]
+    made = [_alone(rows, alone)] if len(alone) else []
     if len(chosen):
-        made += _chosen(lines, rows, chosen, source, again)
+        made += _chosen(lines, rows, chosen, source)
     return made
 
 
@@ -168,7 +165,7 @@ def _joined(
     return joined(copies, *keys, pair.held.rank[item], pair.wanted.pieces.rank[piece])
 
 
-def _chosen(lines: Lines, rows: Rows, at: Ints, source: int | None, again: bool) -> list[Part]:
+def _chosen(lines: Lines, rows: Rows, at: Ints, source: int | None) -> list[Part]:
     """What the lines say who sends: by tensor and row."""
     count = len(rows.pair.tensors)
     where = (rows.where[at] + np.arange(count)[:, None] * rows.step[at]).ravel()
@@ -178,20 +175,22 @@ def _chosen(lines: Lines, rows: Rows, at: Ints, source: int | None, again: bool)
     end = np.searchsorted(lines.cut, where + nbytes - 1, "right") - 1
     if not rows.pair.source.shape:  # a cut may go through an element, but nothing is less than one
         end = begin
-    whole = np.flatnonzero((begin == end) & _wanted(lines, begin, source, again))
+    whole = np.flatnonzero((begin == end) & _wanted(lines, begin, source))
     made = [_undivided(lines, rows, tensor[whole], row[whole], begin[whole])]
     cut = np.flatnonzero(begin < end)
     if len(cut):
         made.append(
-            _divided(lines, rows, _Cut(tensor, row, where, nbytes, begin, end, cut), source, again)
+            _divided(lines, rows, _Cut(tensor, row, where, nbytes, begin, end, cut), source)
         )
     return made
 
 
-def _wanted(lines: Lines, stretch: Ints, source: int | None, again: bool) -> NDArray[np.bool_]:
+def _wanted(lines: Lines, stretch: Ints, source: int | None) -> NDArray[np.bool_]:
     """The stretches of lines that this rank has to do with."""
-    mine = lines.fresh[stretch] if again else np.ones(len(stretch), bool)
-    return mine if source is None else mine & (lines.owner[stretch] == source)
+    if source is None:
+        return np.ones(len(stretch), bool)
+    mine: NDArray[np.bool_] = lines.owner[stretch] == source
+    return mine
 
 
 def _items(pair: Pair, overlap: Ints, rank: Ints) -> Ints:
@@ -230,13 +229,13 @@ class _Cut(NamedTuple):
     at: Ints
 
 
-def _divided(lines: Lines, rows: Rows, cut: _Cut, source: int | None, again: bool) -> Part:
+def _divided(lines: Lines, rows: Rows, cut: _Cut, source: int | None) -> Part:
     """Divides boxes along one dimension, as near to the cuts of the line as its steps allow."""
     stretch, box = ranges(cut.begin[cut.at], (cut.end - cut.begin + 1)[cut.at])
     box = cut.at[box]
     row, pair = cut.row[box], rows.pair
     low, high = _edges(lines, rows, cut, stretch, box)
-    used = (low < high).all(axis=1) & _wanted(lines, stretch, source, again)
+    used = (low < high).all(axis=1) & _wanted(lines, stretch, source)
     row, piece = row[used], rows.piece[row[used]]
     item = _items(pair, rows.overlap[row], lines.owner[stretch[used]])
     held = pair.held

@@ -21,7 +21,7 @@ from transport.sharding.recent import Recent
 from transport.types import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection
 
     from numpy.typing import NDArray
 
@@ -109,7 +109,6 @@ def plan(
     source_places: Places | None = None,
     target_places: Places | None = None,
     without: Collection[int] = frozenset(),
-    lost: Sequence[int] = (),
 ) -> Plan:
     """What `rank` copies so that every target rank gets its pieces of the target's tensors.
 
@@ -117,10 +116,8 @@ def plan(
                    The plans of all ranks of one direction, made from equal arguments, do it once.
     source_places, target_places  where the ranks run. What the target's own process holds is copied
                    there; then sources on its host are preferred, then on its rail.
-    without        source ranks that have nothing to give. The others are balanced without them.
-    lost           source ranks that failed while a plan made from these arguments was run, in the
-                   order of their failing. The plan is of those bytes only that the last of them
-                   would have sent: run it as well. All ranks must agree on the order.
+    without        source ranks that have nothing to give, lost ones for instance. The others are
+                   balanced without them.
 
     Tensors of the source that the target lacks are left out; dtypes may differ. Raises LayoutError
     for tensors that the source lacks, whose shapes differ, or of which nobody has what a target
@@ -128,17 +125,13 @@ def plan(
     """
     if direction not in ("pull", "push"):
         raise InvalidUse(f"direction={direction!r}; it is 'pull' or 'push'")
-    if len(set(lost)) < len(lost) or not frozenset(lost).isdisjoint(without):
-        raise InvalidUse(f"lost={tuple(lost)} names a rank twice, or one that is in `without`")
     places = source_places, target_places
     gone = frozenset(without)
-    facts = digest(
-        source.key, target.key, *(p.key if p else b"" for p in places), sorted(gone), tuple(lost)
-    )
+    facts = digest(source.key, target.key, *(p.key if p else b"" for p in places), sorted(gone))
     key = digest(facts, rank, direction)
 
     def planner() -> Planner:
-        return Planner(source, target, *places, gone, tuple(lost))
+        return Planner(source, target, *places, gone)
 
     def make() -> Plan:
         return _planned(_planners.get(facts, planner), rank, direction, key)

@@ -1,6 +1,6 @@
 """Plans for any rank between two state layouts; what they have in common is worked out once. Pure.
 
-May import lines, pairs, parts, places and errors.
+May import lines, pairs, parts and places.
 """
 
 from __future__ import annotations
@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from transport.errors import LayoutError
-from transport.sharding.checks import ranks_text
 from transport.sharding.copies import Copies
 from transport.sharding.lines import Lines
 from transport.sharding.pairs import pairs
-from transport.sharding.parts import Part, Rows, of_source, of_target, part
+from transport.sharding.parts import Part, of_source, of_target, part
 from transport.sharding.places import PROCESS, Places, Zones
 
 if TYPE_CHECKING:
@@ -33,40 +31,23 @@ class Planner:
         target: StateLayout,
         source_places: Places | None,
         target_places: Places | None,
-        without: frozenset[int],
-        lost: tuple[int, ...],
+        without: frozenset[int] = frozenset(),
     ) -> None:
         self._ranks = _count(source), _count(target)
-        self._lost = lost
         zones = Zones(source_places, target_places, *self._ranks)
-        self.lines = Lines(pairs(source, target, without), zones, lost)
+        self.lines = Lines(pairs(source, target, without), zones)
 
     def copies(self, rank: int, direction: str) -> dict[str, Any]:
         """The arrays of a Plan by name."""
         pull = direction == "pull"
         found = of_target(self.lines, rank) if pull else of_source(self.lines, rank)
-        if self._lost:
-            self._check_left(found)
         parts = [
             one
             for rows in found
-            for one in part(self.lines, rows, None if pull else rank, bool(self._lost))
+            for one in part(self.lines, rows, None if pull else rank)
             if len(one.tensor)
         ]
         return self._packed(parts, self._turned(rank, pull))
-
-    def _check_left(self, found: list[Rows]) -> None:
-        """Raises LayoutError where a lost source alone had what is needed."""
-        for rows in found:
-            held = rows.pair.held
-            owner = held.rank[held.first[rows.pair.overlap.a[rows.overlap]]]
-            stuck = (rows.number < 0) & np.isin(owner, self._lost)
-            if stuck.any():
-                ranks = np.unique(rows.pair.wanted.pieces.rank[rows.piece[stuck]])
-                raise LayoutError(
-                    f"no source is left for parts of {rows.pair.tensors[0][0]!r}, which target "
-                    f"{ranks_text(ranks)} need: {ranks_text(np.unique(owner[stuck]))} alone had it"
-                )
 
     def _turned(self, rank: int, pull: bool) -> Callable[[Ints, Ints, Any], Ints]:
         """Numbers the other side's ranks from a place on that depends on this one.

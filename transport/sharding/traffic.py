@@ -94,7 +94,7 @@ def traffic(
 
     Raises LayoutError as `plan` does.
     """
-    planner = Planner(source, target, source_places, target_places, frozenset(), ())
+    planner = Planner(source, target, source_places, target_places, frozenset())
     sources, targets = (1 + max(state.ranks, default=-1) for state in (source, target))
     matrix = np.zeros((sources, targets), np.int64)
     by_tier = np.zeros(4, np.int64)
@@ -132,7 +132,7 @@ def _parts(lines: Lines, rows: Rows) -> Iterator[_Copied]:
         yield _Copied(pair, item[kept], piece[kept], copies, len(pair.tensors))
     if len(alone) < len(rows.number):
         chosen = rows._replace(**{f: getattr(rows, f)[rows.number >= 0] for f in Rows._fields[1:]})
-        for one in part(lines, chosen, None, again=False):
+        for one in part(lines, chosen):
             yield _Copied(one.pair, one.item, one.piece, one.copies, 1)
 
 
@@ -264,7 +264,7 @@ def _shares(lines: Lines) -> list[tuple[Ints, Ints]]:
     edges = np.searchsorted(number[order], np.arange(len(lines.volume) + 1))
     made = []
     for one, (low, high) in enumerate(itertools.pairwise(edges.tolist())):
-        members, tier = lines.classes.nearest(one, ())
+        members, tier = lines.classes.nearest(one)
         if tier > PROCESS:
             given = np.zeros(len(members), np.int64)
             own = order[low:high]

@@ -70,7 +70,7 @@ def test_pulls_and_pushes_of_all_ranks_fill_the_target_exactly(pair, data):
         check(*pair, plans(*pair, direction, **more))
 
 
-# ---------------------------------------------------------------------------------- lost sources
+# ------------------------------------------------------------------------------- fewer sources
 def left(source, target, dead):
     """Whether the others have all that is wanted."""
     have = {}
@@ -100,34 +100,6 @@ def test_sources_may_be_left_out(pair, data):
             plans(*pair, "push", without=dead)
 
 
-@settings(max_examples=50, deadline=None)
-@given(states(), st.data())
-def test_a_lost_source_is_replaced_by_what_the_others_have(pair, data):
-    """Step by step: without what it owed the targets are short of just what the next plan moves."""
-    lost = data.draw(st.permutations(pair[0].ranks))[:2]
-    more = {}
-    if data.draw(st.booleans()):
-        more["source_places"] = data.draw(places(pair[0]))
-        more["target_places"] = data.draw(places(pair[1]))
-    sources = filled(pair[0], numbered)
-    for direction in ("pull", "push"):
-        targets = filled(pair[1], nothing)
-        steps = [plans(*pair, direction, **more)]
-        for count in range(1, len(lost) + 1):
-            try:
-                steps.append(plans(*pair, direction, lost=lost[:count], **more))
-            except LayoutError:
-                assert not left(*pair, lost[:count])
-                break
-        gone = lost[: len(steps) - 1]
-        for number, step in enumerate(steps):
-            for one in step:
-                alive = ~np.isin(one.source_rank, gone[number:])
-                run(one, sources, targets, alive)
-                assert not np.isin(one.source_rank, gone[:number]).any()
-        assert same(targets, filled(pair[1], numbered))
-
-
 # ----------------------------------------------------------------------------------------- nearness
 def test_what_is_in_the_process_or_on_the_host_is_not_fetched_from_afar():
     """Two hosts with two processes each; every source and target rank r runs in process r."""
@@ -146,18 +118,16 @@ def test_what_is_in_the_process_or_on_the_host_is_not_fetched_from_afar():
     assert apart.nbytes == apart.total_bytes == 128
 
 
-def test_the_nearest_replica_that_is_left_replaces_a_lost_one():
+def test_the_nearest_replica_that_is_left_is_used():
     source = StateLayout({"w": placed((8,), (3,), COPY)})
     target = StateLayout({"w": Layout.whole((8,), "float32")})
     where = {
         "source_places": Places("abc", [0, 0, 1]),
         "target_places": Places("a", [0]),
     }
-    sources = [plan(source, target, 0, lost=lost, **where) for lost in [(), (0,), (0, 1)]]
+    sources = [plan(source, target, 0, without=gone, **where) for gone in [(), (0,), (0, 1)]]
     assert [one.source_rank.tolist() for one in sources] == [[0], [1], [2]]
     assert [one.tier.tolist() for one in sources] == [[PROCESS], [HOST], [FAR]]
-    with pytest.raises(LayoutError, match="no source is left for parts of 'w'"):
-        plan(source, target, 0, lost=(0, 1, 2), **where)
 
 
 # ------------------------------------------------------------------------------------------- copies
@@ -271,11 +241,7 @@ def test_what_cannot_be_planned():
             plan(StateLayout({"a": part}), tall, rank)
     with pytest.raises(LayoutError, match=r"once source rank 0 may not be used"):
         plan(source, source, 0, without={0})
-    with pytest.raises(LayoutError, match=r"target rank 0 need: rank 0 alone had it"):
-        plan(source, source, 0, lost=[0])
     with pytest.raises(LayoutError, match=r"source_places tells of 0 ranks"):
         plan(source, source, 0, source_places=Places([]))
     with pytest.raises(InvalidUse, match="pull"):
         plan(source, source, 0, direction="sideways")
-    with pytest.raises(InvalidUse, match="twice"):
-        plan(source, source, 0, lost=[1, 1])
