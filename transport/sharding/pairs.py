@@ -6,6 +6,7 @@ of its tensors. Whatever cannot be planned is refused here, before anything else
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -17,6 +18,8 @@ from transport.sharding.checks import ranks_text
 from transport.sharding.sides import Held, Sides, Wanted
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from transport.sharding.boxes import Ints
     from transport.sharding.layout import Layout
     from transport.sharding.state import Entry, StateLayout
@@ -31,7 +34,9 @@ class Pair:
     held: Held
     wanted: Wanted
     overlap: Overlap  # of the held cells and the wanted boxes
-    tensors: tuple[tuple[str, Entry, Entry], ...]  # name, at the source, at the target
+    tensors: list[str]  # their names
+    at_source: list[str]  # the local tensors that hold them
+    at_target: list[str]
 
     @property
     def weight(self) -> int:
@@ -45,45 +50,63 @@ def pairs(source: StateLayout, target: StateLayout, without: frozenset[int]) -> 
     Raises LayoutError for tensors that the source lacks, whose shapes differ, or of which a target
     rank needs what no source rank has.
     """
-    grouped = _grouped(source, target)
+    names, haves, wants = _matched(source, target)
     sides = Sides()
     held: dict[int, Held] = {}
     wanted: dict[int, Wanted] = {}
     made: list[Pair] = []
-    for tensors in grouped:
-        have, want = tensors[0][1].layout, tensors[0][2].layout
-        if have.shape != want.shape:
-            raise LayoutError(
-                f"{tensors[0][0]!r} is {list(have.shape)} at the source (ranks "
-                f"{_span(have)}) and {list(want.shape)} at the target (ranks {_span(want)})"
-            )
+    # A state keeps equal layouts once, so that they are known by identity within it.
+    keys = [np.array([id(entry.layout) for entry in side], np.uint64) for side in (haves, wants)]
+    for group in _alike(*keys):
+        have, want, tensors = (
+            haves[group[0]].layout,
+            wants[group[0]].layout,
+            [names[i] for i in group],
+        )
+        _check_shapes(tensors[0], have, want)
         if id(have) not in held:
             held[id(have)] = sides.held(have, without)
         if id(want) not in wanted:
             wanted[id(want)] = sides.wanted(want)
         a, b = held[id(have)], wanted[id(want)]
-        both = sides.overlap(a, b)
-        pair = Pair(have, want, a, b, both, tuple(tensors))
+        local = [[side[i].tensor for i in group] for side in (haves, wants)]
+        named = [names[i] for i in group]
+        pair = Pair(have, want, a, b, sides.overlap(a, b), named, *local)
         _check_cover(pair, without)
         made.append(pair)
     return made
 
 
-def _grouped(source: StateLayout, target: StateLayout) -> list[list[tuple[str, Entry, Entry]]]:
-    held = dict(source.items())
-    missing = [name for name, _ in target.items() if name not in held]
+def _matched(
+    source: StateLayout, target: StateLayout
+) -> tuple[list[str], list[Entry], list[Entry]]:
+    """The target's tensors: names, entries at the source, entries at the target."""
+    held, wanted = dict(source.items()), dict(target.items())
+    missing = [name for name in wanted if name not in held]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         ranks = ranks_text(target[missing[0]].layout.ranks)
         raise LayoutError(f"no source has {missing[0]!r}{more}, which the target's {ranks} need")
-    groups: dict[tuple[int, int], list[tuple[str, Entry, Entry]]] = {}
-    for name, want in target.items():
-        have = held[name]
-        key = id(have.layout), id(want.layout)  # a state keeps equal layouts once
-        if key not in groups:
-            groups[key] = []
-        groups[key].append((name, have, want))
-    return list(groups.values())
+    return list(wanted), [held[name] for name in wanted], list(wanted.values())
+
+
+def _check_shapes(name: str, have: Layout, want: Layout) -> None:
+    if have.shape != want.shape:
+        raise LayoutError(
+            f"{name!r} is {list(have.shape)} at the source (ranks {_span(have)}) and "
+            f"{list(want.shape)} at the target (ranks {_span(want)})"
+        )
+
+
+def _alike(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> list[list[int]]:
+    """The places at which both arrays have the same; by first use."""
+    columns = [np.unique(key, return_inverse=True)[1].ravel() for key in (left, right)]
+    both = columns[0] * (len(left) + 1) + columns[1]
+    _, first, place = np.unique(both, return_index=True, return_inverse=True)
+    order = np.argsort(first[place.ravel()], kind="stable")
+    cuts = np.flatnonzero(np.diff(first[place.ravel()][order], prepend=-1)).tolist()
+    places: list[int] = order.tolist()
+    return [places[a:b] for a, b in itertools.pairwise([*cuts, len(places)])]
 
 
 def _check_cover(pair: Pair, without: frozenset[int]) -> None:
@@ -105,7 +128,7 @@ def _refuse(pair: Pair, short: Ints, without: frozenset[int]) -> NoReturn:
         left = f" once source {ranks_text(np.array(sorted(without)))} may not be used"
     raise LayoutError(
         f"no source rank has {int(short[box])} of the {int(wanted.boxes.volume[box])} elements of "
-        f"{pair.tensors[0][0]!r}[{text}] that target {ranks} need{left}"
+        f"{pair.tensors[0]!r}[{text}] that target {ranks} need{left}"
     )
 
 

@@ -103,10 +103,12 @@ class _Names:
         for one in parts:
             row = known.get(id(one.pair))
             if row is None:
-                entries = [have if at_source else want for _, have, want in one.pair.tensors]
-                row = np.array([places.setdefault(e.tensor, len(places)) for e in entries])
-                known[id(one.pair)] = row
-                dtypes += [entries[0].layout.dtype] * (len(places) - len(dtypes))
+                pair = one.pair
+                names = pair.at_source if at_source else pair.at_target
+                row = np.array([places.setdefault(name, len(places)) for name in names])
+                known[id(pair)] = row
+                dtype = (pair.source if at_source else pair.target).dtype
+                dtypes += [dtype] * (len(places) - len(dtypes))
             index.append(row[one.tensor])
         self.names = tuple(places)
         self.dtypes = tuple(dtypes)

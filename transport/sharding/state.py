@@ -64,9 +64,9 @@ class StateLayout(Mapping[str, Entry]):
     @cached_property
     def key(self) -> bytes:
         """A digest of the content, order included."""
-        made = blake2b(digest_size=16)
-        for name, entry in self._entries.items():
-            made.update(f"{len(name)} {name}{len(entry.tensor)} {entry.tensor}".encode())
+        names = [f"{len(n)} {n}{len(e.tensor)} {e.tensor}" for n, e in self._entries.items()]
+        made = blake2b("".join(names).encode(), digest_size=16)
+        for entry in self._entries.values():
             made.update(entry.layout.key)
         return made.digest()
 
