@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transport import sharding as sharding
     from transport import weights as weights
     from transport.config import Settings as Settings
     from transport.engine.adopt import Adopted as Adopted
@@ -52,7 +53,13 @@ if TYPE_CHECKING:
     from transport.memory.region import Region as Region
     from transport.memory.remote import RemoteRegion as RemoteRegion
     from transport.sharding.execute import Execution as Execution
+    from transport.sharding.layout import Layout as Layout
+    from transport.sharding.mesh import Mesh as Mesh
+    from transport.sharding.placement import Replicate as Replicate
+    from transport.sharding.placement import Shard as Shard
+    from transport.sharding.placement import StridedShard as StridedShard
     from transport.sharding.run import Report as Report
+    from transport.sharding.state import StateLayout as StateLayout
     from transport.types import Access as Access
     from transport.types import Viability as Viability
 
@@ -75,8 +82,10 @@ _HOMES = {
     "HipError": "errors",
     "InvalidUse": "errors",
     "Lane": "engine.peer",
+    "Layout": "sharding.layout",
     "LayoutError": "errors",
     "Mapping": "engine.mapping",
+    "Mesh": "sharding.mesh",
     "NativeError": "errors",
     "NcclError": "errors",
     "Notification": "engine.notifications",
@@ -92,9 +101,13 @@ _HOMES = {
     "Region": "memory.region",
     "RemoteAccessError": "errors",
     "RemoteRegion": "memory.remote",
+    "Replicate": "sharding.placement",
     "Report": "sharding.run",
     "Settings": "config",
+    "Shard": "sharding.placement",
     "StaleRegion": "errors",
+    "StateLayout": "sharding.state",
+    "StridedShard": "sharding.placement",
     "Transfer": "engine.transfer",
     "TransferError": "errors",
     "TransportError": "errors",
@@ -108,7 +121,7 @@ _HOMES = {
 }
 
 # Public names that are modules, with names of their own.
-_MODULES = frozenset(("weights",))
+_MODULES = frozenset(("sharding", "weights"))
 
 __all__ = ["__version__", *_HOMES, *_MODULES]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -12,9 +12,9 @@ import pytest
 import transport
 
 
-def typed_names():
+def typed_names(package):
     """Name -> module of the imports that type checkers see."""
-    tree = ast.parse(Path(transport.__file__).read_text())
+    tree = ast.parse(Path(package.__file__).read_text())
     block = next(n for n in tree.body if isinstance(n, ast.If))
     imports = [n for n in block.body if isinstance(n, ast.ImportFrom)]
     return {alias.asname: node.module for node in imports for alias in node.names}
@@ -23,8 +23,19 @@ def typed_names():
 def test_type_checkers_and_users_see_the_same_names():
     lazy = {name: f"transport.{home}" for name, home in transport._HOMES.items()}
     lazy |= dict.fromkeys(transport._MODULES, "transport")
-    assert typed_names() == lazy
+    assert typed_names(transport) == lazy
     assert set(transport.__all__) == {"__version__", *lazy}
+
+
+def test_so_they_do_of_sharded_tensors():
+    sharding = transport.sharding
+    assert typed_names(sharding) == {
+        name: f"transport.sharding.{home}" for name, home in sharding._HOMES.items()
+    }
+    for name in sharding.__all__:
+        assert getattr(sharding, name) is not None
+    with pytest.raises(AttributeError):
+        sharding.nothing
 
 
 @pytest.mark.parametrize("name", transport.__all__)

@@ -214,9 +214,9 @@ def _text(report: Report, states: tuple[StateLayout, StateLayout], tensors: tupl
 
 
 def _pictures(state: StateLayout, tensors: tuple[str, ...]) -> list[str]:
-    from transport.sharding.picture import picture, picture_of_state
+    from transport.sharding.picture import picture_of, picture_of_state
 
     if not tensors:
         return picture_of_state(state, layouts=_PICTURES, rows=_ROWS).splitlines()
-    drawn = [f"{name}: {picture(state[name].layout, rows=_ROWS)}" for name in tensors]
+    drawn = [f"{name}: {picture_of(state[name].layout, rows=_ROWS)}" for name in tensors]
     return "\n".join(drawn).splitlines()

@@ -99,7 +99,9 @@ def checked_boxes(
     _refuse(rank, (ranks[row] != rank)[:, None], "is of a rank that takes no part")
     local = local_shapes[row]
     _refuse(rank, (at < 0) | (at > local - size), "leaves the rank's local tensor")
-    _check_overlap(rank, at, size)
+    pair = overlapping(rank, at, size)
+    if pair is not None:
+        raise LayoutError(f"boxes of rank {rank[pair[0]]} overlap in the local tensor")
     return Boxes(ranks, local_shapes, rank, offset, size, at)
 
 
@@ -121,8 +123,8 @@ def ranks_text(ranks: Ints) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
-def _check_overlap(rank: Ints, at: Ints, size: Ints) -> None:
-    """Raises LayoutError where two boxes of a rank share an element of its local tensor."""
+def overlapping(rank: Ints, at: Ints, size: Ints) -> tuple[int, int] | None:
+    """Two boxes that share an element of a rank's local tensor, if there are such."""
     order = np.lexsort((at[:, 0], rank)) if at.shape[1] else np.argsort(rank, kind="stable")
     rank, at, end = rank[order], at[order], (at + size)[order]
     for step in range(1, len(rank)):
@@ -130,11 +132,12 @@ def _check_overlap(rank: Ints, at: Ints, size: Ints) -> None:
         if at.shape[1]:
             near &= at[step:, 0] < end[:-step, 0]
         if not near.any():
-            return
+            return None
         both = (at[step:] < end[:-step]).all(axis=1) & (at[:-step] < end[step:]).all(axis=1)
-        bad = np.unique(rank[step:][near & both])
+        bad = np.flatnonzero(near & both)
         if len(bad):
-            raise LayoutError(f"boxes of {ranks_text(bad)} overlap in the local tensor")
+            return int(order[bad[0]]), int(order[bad[0] + step])
+    return None
 
 
 def check_flat(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _CELL = 16  # characters
 
 
-def picture(layout: Layout, *, rows: int = 12, columns: int = 6) -> str:
+def picture_of(layout: Layout, *, rows: int = 12, columns: int = 6) -> str:
     """Which ranks hold which part of a tensor, in at most `rows` x `columns` cells.
 
     Rows are the cuts along the first dimension that is cut and all others but the last, columns
@@ -57,7 +57,7 @@ def picture_of_state(state: StateLayout, *, layouts: int = 8, rows: int = 8) -> 
     parts = [_summary(state)]
     for layout, of in found[:layouts]:
         more = f" and {len(of) - 1} more" if len(of) > 1 else ""
-        parts.append(f"{of[0]}{more}: {picture(layout, rows=rows)}")
+        parts.append(f"{of[0]}{more}: {picture_of(layout, rows=rows)}")
     if len(found) > layouts:
         parts.append(f"... and {len(found) - layouts} more layouts")
     return "\n\n".join(parts)

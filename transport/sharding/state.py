@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transport.errors import LayoutError
 from transport.sharding.layout import Layout
+from transport.sharding.sharing import check_sharing
 from transport.sharding.wire import decode_state, encode_state
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class StateLayout(Mapping[str, Entry]):
                 kept.append(layout)
             made[name] = Entry(known, tensor)
         self._entries = made
+        self._sound: set[int] = set()  # ranks whose local tensors were looked at
 
     def __getitem__(self, name: str) -> Entry:
         return self._entries[name]
@@ -86,7 +88,8 @@ class StateLayout(Mapping[str, Entry]):
     def local_shapes(self, rank: int) -> dict[str, tuple[tuple[int, ...], str]]:
         """Local tensor name -> its shape and dtype, of the tensors that `rank` takes part in.
 
-        Raises LayoutError where two entries need different shapes of one local tensor.
+        Raises LayoutError where two entries need different shapes of one local tensor, or the same
+        elements of it.
         """
         held = {id(layout): _local(layout, rank) for layout in self.layouts}
         shapes: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -99,7 +102,30 @@ class StateLayout(Mapping[str, Entry]):
                     f"{name!r} needs {entry.tensor!r} of rank {rank} to be {local}, "
                     f"others need {shapes[entry.tensor]}"
                 )
+        self._check_sharing(rank)
         return shapes
+
+    @cached_property
+    def _shared(self) -> dict[str, list[str]]:
+        """Local tensor -> its tensors, for those that hold several."""
+        found: dict[str, list[str]] = {}
+        for name, entry in self._entries.items():
+            found.setdefault(entry.tensor, []).append(name)
+        return {tensor: names for tensor, names in found.items() if len(names) > 1}
+
+    def _check_sharing(self, rank: int) -> None:
+        if rank in self._sound:
+            return
+        alike: set[tuple[int, ...]] = set()  # the layers of a model share their tensors alike
+        for tensor, names in self._shared.items():
+            layouts = [self._entries[name].layout for name in names]
+            once = tuple(map(id, layouts))
+            if once in alike:
+                continue
+            alike.add(once)
+            held = [n for n, layout in enumerate(layouts) if _local(layout, rank) is not None]
+            check_sharing(rank, tensor, [names[n] for n in held], [layouts[n] for n in held])
+        self._sound.add(rank)
 
     def encode(self) -> bytes:
         """As bytes, for another engine. Equal layouts and meshes are in it once."""

@@ -19,7 +19,7 @@ from transport.sharding.derived import Interleaved, Part, Permuted, Stacked
 from transport.sharding.flat import Flat
 from transport.sharding.forms import Boxes, Placed
 from transport.sharding.layout import Layout
-from transport.sharding.mesh import Mesh
+from transport.sharding.mesh import MAX_RANKS, Mesh
 from transport.sharding.placement import Placement, Replicate, Shard, StridedShard
 from transport.types import UNDECODABLE
 
@@ -167,7 +167,7 @@ def decode_state(data: bytes) -> list[tuple[str, Layout, str]]:
     """See `StateLayout.decode`."""
     state = _parse(data)
     try:
-        meshes = [_mesh(wire) for wire in state.meshes]
+        meshes = _meshes(state.meshes)
         layouts: list[Layout] = []
         for wire in state.layouts:
             layouts.append(_layout(wire, meshes, layouts))
@@ -191,8 +191,14 @@ def _parse(data: bytes) -> WireState:
         raise LayoutError("these bytes describe no layouts") from None
 
 
-def _mesh(wire: WireMesh) -> Mesh:
-    return Mesh(wire.shape, wire.names, _unpack(wire.ranks) if wire.ranks else None)
+def _meshes(wires: list[WireMesh]) -> list[Mesh]:
+    """A mesh of a million ranks is a few bytes here: so they are counted before any is made."""
+    total = sum(min(math.prod(wire.shape), MAX_RANKS + 1) for wire in wires)
+    if total > MAX_RANKS:
+        raise LayoutError(f"meshes of {total} ranks in all are over the limit of {MAX_RANKS}")
+    return [
+        Mesh(wire.shape, wire.names, _unpack(wire.ranks) if wire.ranks else None) for wire in wires
+    ]
 
 
 def _layout(wire: WireLayout, meshes: list[Mesh], known: list[Layout]) -> Layout:

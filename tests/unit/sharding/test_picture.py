@@ -6,7 +6,7 @@ import pytest
 
 from transport.sharding.layout import Layout
 from transport.sharding.mesh import Mesh
-from transport.sharding.picture import picture, picture_of_state, ranks_in_short
+from transport.sharding.picture import picture_of, picture_of_state, ranks_in_short
 from transport.sharding.placement import Replicate, Shard
 from transport.sharding.state import StateLayout
 
@@ -14,7 +14,7 @@ MESH = Mesh((2, 4), ("dp", "tp"))
 
 
 def _drawn(layout, **limits):
-    return "\n".join(line.rstrip() for line in picture(layout, **limits).splitlines())
+    return "\n".join(line.rstrip() for line in picture_of(layout, **limits).splitlines())
 
 
 def test_a_tensor_that_is_cut_along_two_dimensions():
