@@ -36,13 +36,14 @@ class Rows(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Copies between the tensors of one pair."""
+    """n copies between the tensors of one pair. They are of m kinds, for tensors are alike."""
 
     pair: Pair
     tensor: Ints  # (n,) which tensor of the pair
-    item: Ints  # (n,) which item of the source's cells: rank and piece
-    piece: Ints  # (n,) which piece of the target
-    copies: Copies
+    kind: Ints  # (n,)
+    item: Ints  # (m,) which item of the source's cells: rank and piece
+    piece: Ints  # (m,) which piece of the target
+    copies: Copies  # m
 
 
 def of_target(lines: Lines, rank: int) -> list[Rows]:
@@ -150,7 +151,7 @@ def _alone(rows: Rows, at: Ints) -> Part:
     copies, kept = _joined(pair, _lay(pair, rows.overlap[at], item, piece), item, piece)
     tensor = np.repeat(np.arange(count), len(kept))
     every = np.tile(np.arange(len(kept)), count)
-    return Part(pair, tensor, item[kept][every], piece[kept][every], copies.take(every))
+    return Part(pair, tensor, every, item[kept], piece[kept], copies)
 
 
 def _lay(pair: Pair, overlap: Ints, item: Ints, piece: Ints) -> Copies:
@@ -206,15 +207,16 @@ def _undivided(lines: Lines, rows: Rows, tensor: Ints, row: Ints, stretch: Ints)
     item = _items(pair, rows.overlap[row], lines.owner[stretch])
     # Tensors repeat: a copy of each row from each of its sources is laid out once.
     kinds, kind = np.unique(row * (len(pair.held.rank) + 1) + item, return_inverse=True)
+    kind = kind.ravel()
     some_row, some_item = np.divmod(kinds, len(pair.held.rank) + 1)
-    copies = _lay(pair, rows.overlap[some_row], some_item, rows.piece[some_row])
-    piece = rows.piece[row]
-    alike, _ = _joined(pair, copies, some_item, rows.piece[some_row])
-    copies = copies.take(kind.ravel())
-    if len(alike.size) < len(kinds):  # there are neighbours
-        copies, kept = _joined(pair, copies, item, piece, tensor)
-        tensor, item, piece = tensor[kept], item[kept], piece[kept]
-    return Part(pair, tensor, item, piece, copies)
+    some_piece = rows.piece[some_row]
+    copies = _lay(pair, rows.overlap[some_row], some_item, some_piece)
+    alike, _ = _joined(pair, copies, some_item, some_piece)
+    if len(alike.size) == len(kinds):
+        return Part(pair, tensor, kind, some_item, some_piece, copies)
+    piece = rows.piece[row]  # there are neighbours, but not the same ones in every tensor
+    copies, kept = _joined(pair, copies.take(kind), item, piece, tensor)
+    return Part(pair, tensor[kept], np.arange(len(kept)), item[kept], piece[kept], copies)
 
 
 class _Cut(NamedTuple):
@@ -240,7 +242,7 @@ def _divided(lines: Lines, rows: Rows, cut: _Cut, source: int | None) -> Part:
     item = _items(pair, rows.overlap[row], lines.owner[stretch[used]])
     held = pair.held
     copies = lay(low[used], high[used], held.pieces, held.piece[item], pair.wanted.pieces, piece)
-    return Part(pair, cut.tensor[box[used]], item, piece, copies)
+    return Part(pair, cut.tensor[box[used]], np.arange(len(item)), item, piece, copies)
 
 
 def _edges(lines: Lines, rows: Rows, cut: _Cut, stretch: Ints, box: Ints) -> tuple[Ints, Ints]:

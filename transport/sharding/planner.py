@@ -65,25 +65,28 @@ class Planner:
 
     def _packed(self, parts: list[Part], turn: Callable[[Ints, Ints, Any], Ints]) -> dict[str, Any]:
         dims = max((one.copies.size.shape[1] for one in parts), default=1)
+        kinds = np.cumsum([0, *(len(one.item) for one in parts)]).tolist()
+        kind = _joined([one.kind + first for one, first in zip(parts, kinds)])
         source = _joined([one.pair.held.rank[one.item] for one in parts])
         target = _joined([one.pair.wanted.pieces.rank[one.piece] for one in parts])
         tier = self.lines.zones.tier[self.lines.zones.zone[target], source]
         place = turn(source, target, tier)
         small = place.astype(np.uint16) if 2 * max(self._ranks) < 1 << 16 else place
-        order = np.argsort(small, kind="stable")  # by radix where the numbers are small
-        wide = [one.copies.widened(dims) for one in parts]
-        names = [_Names(parts, at_source) for at_source in (True, False)]
+        order = np.argsort(small[kind], kind="stable")  # by radix where the numbers are small
+        kind = kind[order]
         made: dict[str, Any] = {
-            "source_rank": source.astype(np.int32)[order],
-            "target_rank": target.astype(np.int32)[order],
-            "tier": tier[order],
+            "source_rank": source.astype(np.int32)[kind],
+            "target_rank": target.astype(np.int32)[kind],
+            "tier": tier[kind],
         }
-        for side, name in zip(("source", "target"), names):
-            made[f"{side}_tensor"] = name.index[order]
+        wide = [one.copies.widened(dims) for one in parts]
         for field in Copies._fields:
             columns = [getattr(one, field) for one in wide]
             empty = np.zeros((0, dims) if field == "size" or "stride" in field else 0, np.int64)
-            made[field] = np.concatenate(columns or [empty])[order]
+            made[field] = np.concatenate(columns or [empty])[kind]
+        names = [_Names(parts, at_source) for at_source in (True, False)]
+        for side, name in zip(("source", "target"), names):
+            made[f"{side}_tensor"] = name.index[order]
         for array in made.values():
             array.flags.writeable = False
         for side, name in zip(("source", "target"), names):

@@ -7,6 +7,8 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from transport.errors import LayoutError
 from transport.sharding.layout import Layout
 from transport.sharding.sharing import check_sharing
@@ -66,10 +68,13 @@ class StateLayout(Mapping[str, Entry]):
     @cached_property
     def key(self) -> bytes:
         """A digest of the content, order included."""
-        names = [f"{len(n)} {n}{len(e.tensor)} {e.tensor}" for n, e in self._entries.items()]
-        made = blake2b("".join(names).encode(), digest_size=16)
-        for entry in self._entries.values():
-            made.update(entry.layout.key)
+        places = {id(layout): i for i, layout in enumerate(self.layouts)}
+        which = [places[id(entry.layout)] for entry in self._entries.values()]
+        names = [*self._entries, *(entry.tensor for entry in self._entries.values())]
+        made = blake2b(np.array([*which, *map(len, names)], np.int64).tobytes(), digest_size=16)
+        made.update("".join(names).encode())
+        for layout in self.layouts:
+            made.update(layout.key)
         return made.digest()
 
     @cached_property

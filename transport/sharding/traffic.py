@@ -133,7 +133,8 @@ def _parts(lines: Lines, rows: Rows) -> Iterator[_Copied]:
     if len(alone) < len(rows.number):
         chosen = rows._replace(**{f: getattr(rows, f)[rows.number >= 0] for f in Rows._fields[1:]})
         for one in part(lines, chosen):
-            yield _Copied(one.pair, one.item, one.piece, one.copies, 1)
+            copies = one.copies.take(one.kind)
+            yield _Copied(one.pair, one.item[one.kind], one.piece[one.kind], copies, 1)
 
 
 class _Tally:
