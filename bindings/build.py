@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import runpy
 from pathlib import Path
 
 from cffi import FFI
@@ -81,11 +82,14 @@ def link_flags() -> list[str]:
 # bindings/glibc_floor.h. Not under a sanitizer, which must intercept the plain names.
 NEEDS_FLOOR = platform.libc_ver()[0] == "glibc" and not sanitizer_flags()
 
+# What the module says it was built from; not imported, for the package needs the module.
+INTERFACE: int = runpy.run_path("transport/ffi/interface.py")["number"](Path())
+
 ffibuilder = FFI()
-ffibuilder.cdef(rooms_cdef())
+ffibuilder.cdef(rooms_cdef() + "\n#define TN_INTERFACE ...\n")
 ffibuilder.set_source(
     "transport.ffi._native",
-    '#include "transport_native.h"',
+    f'#include "transport_native.h"\n#define TN_INTERFACE {INTERFACE:#x}u',
     sources=[*c_files(".c"), *(["bindings/glibc_floor.c"] if NEEDS_FLOOR else [])],
     # Rebuilds when one changes, and carries them in the sdist.
     depends=[*c_files(".h"), *sorted(str(p) for p in Path("bindings").iterdir() if p.is_file())],

@@ -8,9 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from transport import errors
+from transport.ffi import interface
 from transport.ffi._native import ffi, lib
 
 __all__ = ["NativeEngine", "NativePeer", "check", "failure", "ffi", "last_error", "lib", "text"]
+
+interface.check(getattr(lib, "TN_INTERFACE", None))
 
 
 class NativeEngine:

@@ -32,6 +32,7 @@ class FFI:
     def from_handle(self, value: CData, /) -> Any: ...
 
 class Lib:
+    TN_INTERFACE: int
     TN_KEY_BYTES: int
     TN_INCARNATION_BYTES: int
     TN_MAX_RAILS: int
