@@ -91,7 +91,8 @@ int tn_transfer_watch(struct tn_transfer *transfer, struct tn_queue *queue, uint
     if (status == TN_PENDING && !taken)
         return TN_PENDING;
     tn_queue_unreserve(queue);
-    return taken ? tn_fail(TN_INVALID, "another queue watches this transfer already") : status;
+    return status == TN_PENDING ? tn_fail(TN_INVALID, "another queue watches this transfer already")
+                                : status;
 }
 
 int tn_transfer_abandon(struct tn_transfer *transfer, uint64_t cookie)

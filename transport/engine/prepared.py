@@ -142,8 +142,6 @@ class Prepared(Transfer, Closing):
         for region in self._sources.regions:
             if region._closed:
                 return self._run_checked(None)
-        if self._watches:
-            self._watches = {}
         entry = self._entry if self._entry[0] == get_ident() else self._new_entry()
         inside = gate.inside
         inside.append(entry)
@@ -236,7 +234,6 @@ class Prepared(Transfer, Closing):
             raise InvalidUse("the prepared transfer is under way; wait for it, or cancel it")
         if self._watched:
             self._sources.check()
-        self._watches = {}
         self._runs += 1
 
     def _start_otherwise(self, index: int, status: int, lifetime: int) -> None:

@@ -59,13 +59,12 @@ class LoopQueue:
             check(status)
         return ELSEWHERE if status == Status.INVALID else ENDED
 
-    def join(self, cookie: int, callback: Callable[[], None]) -> None:
-        """One more callback for a transfer that is watched; called at once when it has ended."""
+    def join(self, cookie: int, callback: Callable[[], None]) -> bool:
+        """One more callback for what is watched; False: that has been told already."""
         callbacks = self._callbacks.get(cookie)
-        if callbacks is None:
-            callback()
-        else:
+        if callbacks is not None and callback not in callbacks:
             callbacks.append(callback)
+        return callbacks is not None
 
     def want_notifications(self, callback: Callable[[], None]) -> None:
         """Asks that `callback` be called once, when a notification comes from now on."""

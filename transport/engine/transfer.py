@@ -73,7 +73,8 @@ class Transfer:
         core.pinned[id(pins)] = pins
         self._ended = _PENDING
         self._outcome: _Outcome | None = None
-        self._watches: dict[int, tuple[LoopQueue, int]] = {}  # by index of the flight
+        # By index of the flight: who was last asked to tell, of this run or of an earlier one.
+        self._watches: dict[int, tuple[LoopQueue, int]] = {}
         self._flights = flights  # last: the finalizer needs all of the above
 
     # ------------------------------------------------------------------------------------- waiting
@@ -277,8 +278,11 @@ class Transfer:
         if self._status() != _PENDING:
             return
         ended, run = asyncio.Event(), self._runs
-        told = self._watch_all(ended)
         while self._runs == run and self._status() == _PENDING:
+            # Anew each time: what woke it may have been the end of an earlier run.
+            told = self._watch_all(ended)
+            if self._runs != run or self._status() != _PENDING:
+                return  # it ended meanwhile, and nobody will tell
             if told:
                 await ended.wait()
                 ended.clear()
@@ -300,14 +304,12 @@ class Transfer:
     def _watch(self, index: int, flight: Flight, queue: LoopQueue, ended: asyncio.Event) -> bool:
         """Lets the event be set at the flight's end; False: another loop is told, not this one."""
         known, cookie = self._watches.get(index, (None, 0))
-        if known is queue:
-            queue.join(cookie, ended.set)
-        elif known is None:
-            cookie = queue.watch(flight.pointer, ended.set)
-            if cookie > ENDED:
-                self._watches[index] = queue, cookie
-            return cookie != ELSEWHERE
-        return known is queue
+        if known is queue and queue.join(cookie, ended.set):
+            return True
+        cookie = queue.watch(flight.pointer, ended.set)
+        if cookie > ENDED:
+            self._watches[index] = queue, cookie
+        return cookie != ELSEWHERE
 
 
 _PREPOSITIONS = {

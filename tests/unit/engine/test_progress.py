@@ -119,6 +119,67 @@ def test_two_loops_wait_for_one_pending_transfer(pair, silent):
         assert seen == ["DeadlineExceeded"] * 3
 
 
+async def ends(transfer):
+    with pytest.raises(TransferError):
+        await transfer
+
+
+async def one_turn():
+    """Whoever was made a task before has begun to wait."""
+    await asyncio.sleep(0)
+
+
+@pytest.fixture
+def never_looks(monkeypatch):
+    """Who is not told waits for longer than any test."""
+    monkeypatch.setattr("transport.engine.transfer._LOOK", 3600.0)
+
+
+@pytest.fixture
+def stuck(pair, silent):
+    """A prepared read whose runs end when they are cancelled."""
+    a, b = pair
+    with (
+        a.register(bytearray(100)) as region,
+        b.prepare(Read(nobody(region.remote()), bytearray(100))) as read,
+    ):
+        yield read
+
+
+def test_whoever_awaits_a_run_is_told_though_others_try_to_start_it(stuck, never_looks):
+    async def main():
+        first = asyncio.ensure_future(ends(stuck.start()))
+        await one_turn()
+        with pytest.raises(InvalidUse, match="under way"):
+            await asyncio.to_thread(stuck.run)
+        second = asyncio.ensure_future(ends(stuck))
+        await one_turn()
+        stuck.cancel()
+        await asyncio.wait_for(asyncio.gather(first, second), WAIT)
+
+    asyncio.run(main())
+
+
+def test_the_end_of_a_run_that_comes_late_does_not_pass_for_the_next_ones(stuck, never_looks):
+    """The loop hears of the first run's end when the second is awaited already."""
+
+    async def main():
+        first = asyncio.ensure_future(is_overtaken(stuck.start()))
+        await one_turn()
+        stuck.cancel()
+        assert stuck.wait_quiet(WAIT)
+        second = asyncio.ensure_future(ends(stuck.start()))
+        await asyncio.wait_for(first, WAIT)
+        assert not second.done()
+        stuck.cancel()
+        await asyncio.wait_for(second, WAIT)
+
+    async def is_overtaken(transfer):
+        await transfer
+
+    asyncio.run(main())
+
+
 def test_closing_the_engine_wakes_its_loops(silent):
     engine, other = Engine(), Engine()
     region = other.register(bytearray(100))
