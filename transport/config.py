@@ -206,7 +206,9 @@ class Settings:
         "time are closed, and open again when they are used",
     )
     verbs_idle_time: float = _setting(
-        60.0, kinds.SECONDS, "queue pairs that neither end has used for this long are idle"
+        60.0,
+        kinds.seconds(1e-3),  # what is over the limit is looked at as often
+        "queue pairs that neither end has used for this long are idle",
     )
     verbs_recovery: float = _setting(
         10.0,

@@ -46,6 +46,14 @@ def _finite_seconds(value: Any) -> str | None:
     return _seconds(value) or (None if value <= 86400 else "must be at most 86400 seconds")
 
 
+def _seconds_from(least: float) -> Callable[[Any], str | None]:
+    def check(value: Any) -> str | None:
+        wrong = _finite_seconds(value)
+        return wrong or (None if value >= least else f"must be at least {least:g} seconds")
+
+    return check
+
+
 def _text(value: Any) -> str | None:
     return None if isinstance(value, str) else "must be text"
 
@@ -222,6 +230,10 @@ def size(low: int, high: int) -> Kind:
     most = f", at most {format_bytes(high)}" if high < _TERABYTE else ""
     words = f"a size (65536, 64KiB){least}{most}"
     return Kind(words, parse_bytes, _whole(low, high), format_bytes)
+
+
+def seconds(least: float) -> Kind:
+    return Kind(f"seconds, at least {least:g}", float, _seconds_from(least))
 
 
 def count(low: int, high: int) -> Kind:

@@ -96,6 +96,8 @@ def test_overrides_win_and_shield_from_a_bad_variable():
         ("VERBS_QPS_PER_PEER", "0"),
         ("VERBS_RAILS", "9"),
         ("VERBS_RECOVERY", "inf"),
+        ("VERBS_IDLE_TIME", "0.0009"),
+        ("VERBS_IDLE_TIME", "86401"),
         ("VERBS_PIECE_BYTES", "1KiB"),
         ("VERBS_DEPTH", "2"),
         ("VERBS_INLINE_BYTES", "8KiB"),

@@ -145,8 +145,8 @@ def test_all_lanes_of_a_link_go_together(double: Double, hub: Hub) -> None:
 @pytest.mark.slow
 def test_nothing_is_lost_while_they_come_and_go(double: Double, hub: Hub) -> None:
     """Every lane is idle at once, at both ends, and used again at any moment from either side."""
-    hub.engine = hub.open(limit=0, idle=1e-6, qps=2)
-    hub.join(6, idle=1e-6, qps=2)
+    hub.engine = hub.open(limit=0, idle=1e-3, qps=2)
+    hub.join(6, idle=1e-3, qps=2)
     until(lambda: double.get("qps") == 0, "all were idle once")
     back = np.zeros((6, 8), np.uint8)
     errors: list[BaseException] = []

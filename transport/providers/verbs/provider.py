@@ -217,7 +217,7 @@ class VerbsProvider:
         check(lib.tn_verbs_open(engine.pointer, library, out))
         threads = Manner(settings.register_threads).workers()
         check(lib.tn_verbs_split_regions(out[0], settings.verbs_region_bytes, threads))
-        idle_ns = max(int(settings.verbs_idle_time * 1e9), 1)
+        idle_ns = int(settings.verbs_idle_time * 1e9)
         check(lib.tn_verbs_limit_pairs(out[0], settings.verbs_idle_qps, idle_ns))
         opened: list[tuple[devices.UsablePort, Any]] = []
         for rail in found:
