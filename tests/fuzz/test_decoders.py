@@ -53,7 +53,7 @@ DECODERS = {
     ),
     "commit": (
         lambda data: messages.decode_proven(data, messages.Commit),
-        messages.encode(messages.Commit(True, OFFERS)),
+        messages.encode(messages.Commit(True, OFFERS, {"tcp": "left out"})),
         PeerRefused,
     ),
     "accept": (

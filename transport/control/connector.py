@@ -58,6 +58,7 @@ class Surroundings:
     table: Table
     border: Border
     endpoints: Mapping[str, Endpoint]
+    absent: Mapping[str, str]
     homes: Homes
     connect_timeout: float
     came_up: Callable[[PeerRecord], None]
@@ -149,7 +150,7 @@ class Connector:
 
     async def _link(self, record: PeerRecord, address: Address, lead: Lead) -> None:
         contact = record.contact
-        negotiation = Negotiation(self._s.endpoints)
+        negotiation = Negotiation(self._s.endpoints, self._s.absent)
         leads = False
 
         def challenged(peer: messages.Identity, facts: LinkFacts) -> None:
@@ -205,7 +206,7 @@ class Connector:
             raise PeerRefused(f"no proof within {self._s.connect_timeout:g} s") from None
 
     async def _serve(self, guest: Guest, proven: Callable[[], None]) -> None:
-        negotiation = Negotiation(self._s.endpoints)
+        negotiation = Negotiation(self._s.endpoints, self._s.absent)
         claims: list[tuple[PeerRecord, Inbound]] = []
 
         def decide(peer: messages.Identity, facts: LinkFacts) -> None:
@@ -343,14 +344,15 @@ class Connector:
         unix = outcome.facts.is_unix
         attached = negotiation.attach(record.native)
         stream = "shm" if unix and self._prefer_unix else "tcp"
-        record.name = handshake.printable(outcome.peer.name) or record.name
+        record.name = messages.printable(outcome.peer.name) or record.name
         record.pid = outcome.facts.pid or outcome.peer.pid
         record.addresses = record.addresses or readable(outcome.peer.addresses)
         record.link, record.address = "unix" if unix else "tcp", address
         record.providers = tuple(name for name in self._s.endpoints if name in (*attached, stream))
         plain = {stream} if stream == "tcp" else set[str]()  # its stream is all that it has
-        reasons = negotiation.reasons().items()
-        record.reasons = {name: why for name, why in reasons if name not in {*attached, *plain}}
+        reasons = negotiation.reasons()
+        missing = self._s.endpoints.keys() - {*attached, *plain}
+        record.reasons = {name: why for name, why in reasons.items() if name in missing}
         provider = _SHM if stream == "shm" else _TCP
         try:
             depth = outcome.peer.notify_depth

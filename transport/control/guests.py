@@ -15,7 +15,8 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from transport.control.channel import Channel
-from transport.control.handshake import check_user, printable
+from transport.control.handshake import check_user
+from transport.control.messages import printable
 from transport.errors import TransportError
 
 if TYPE_CHECKING:

@@ -85,10 +85,10 @@ class Negotiator(Protocol):
         ...
 
     def consider(self, offers: Mapping[str, Offer], reasons: Mapping[str, str]) -> None:
-        """The proven peer's offers (takes their descriptors), why it cannot use some of ours."""
+        """The proven peer's offers (takes their descriptors), and why it makes no others."""
 
     def reasons(self) -> dict[str, str]:
-        """Why some providers are not used."""
+        """Why some providers are not used, or not even there: for the peer, bounded."""
         ...
 
     def settle(self, providers: tuple[str, ...], reasons: Mapping[str, str]) -> None:
@@ -155,7 +155,7 @@ class _Conversation:
     def _heard(self, body: bytes, expected: type[m.Expected]) -> m.Expected:
         message = m.decode_handshake(body, expected)
         if isinstance(message, m.Refuse):
-            text = f"the peer refused: {printable(message.text)}"
+            text = f"the peer refused: {m.printable(message.text)}"
             raise Refused(message.code, text, heard=True)
         self._hash.update(m.LENGTH.pack(len(body)) + body)
         return message
@@ -221,7 +221,7 @@ async def _commit(talk: _Conversation, negotiator: Negotiator | None, facts: Lin
         return
     negotiator.begin(facts)
     offers, fds = _pack(negotiator.offers())
-    await talk.prove(_INITIATOR, m.Commit(True, offers), fds)
+    await talk.prove(_INITIATOR, m.Commit(True, offers, negotiator.reasons()), fds)
     accept = await talk.hear_proven(_ACCEPTOR, m.Accept, descriptors=True)
     negotiator.consider(_unpack(talk.channel, accept.offers), accept.reasons)
     ready = m.Ready(tuple(negotiator.offers()), negotiator.reasons())
@@ -263,7 +263,7 @@ async def _respond(
     except BaseException:
         _close_all(theirs)
         raise
-    negotiator.consider(theirs, {})
+    negotiator.consider(theirs, commit.reasons)
     offers, fds = _pack(negotiator.offers())
     await talk.prove(_ACCEPTOR, m.Accept(offers, negotiator.reasons()), fds)
     ready = await talk.hear_proven(_READY, m.Ready)
@@ -304,11 +304,6 @@ def check_user(channel: Channel, secret: Secret | None) -> None:
         raise PeerRefused(f"the process at the other end belongs to another user ({channel.uid})")
     if not channel.is_unix and secret is None:
         raise PeerRefused("TCP needs the job's secret and this engine has none (secret=False)")
-
-
-def printable(text: str) -> str:
-    """A peer's words, safe to log."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:512]
 
 
 def _facts(channel: Channel, peer: m.Identity, *, initiator: bool) -> LinkFacts:

@@ -31,6 +31,8 @@ LINK_BYTES = 16
 MAX_STREAMS = 16  # TN_MAX_STREAMS
 MAX_NAME = 128  # characters
 MAX_ADDRESSES = 16
+MAX_REASONS = 8
+MAX_WORDS = 512  # characters of a text that are kept
 
 _Incarnation: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 _Nonce: TypeAlias = Annotated[bytes, Meta(min_length=NONCE_BYTES, max_length=NONCE_BYTES)]
@@ -84,7 +86,7 @@ class ProviderOffer(Struct, frozen=True, array_like=True):
 
 _Keys: TypeAlias = Annotated[tuple[_Key, ...], Meta(max_length=8)]
 _Offers: TypeAlias = Annotated[tuple[ProviderOffer, ...], Meta(max_length=8)]
-_Reasons: TypeAlias = Annotated[dict[_Key, _Text], Meta(max_length=8)]
+_Reasons: TypeAlias = Annotated[dict[_Key, _Text], Meta(max_length=MAX_REASONS)]
 
 
 class Proven(Struct, frozen=True, array_like=True, tag="proven"):
@@ -95,10 +97,13 @@ class Proven(Struct, frozen=True, array_like=True, tag="proven"):
 
 
 class Commit(Struct, frozen=True, array_like=True):
-    """Initiator, proven: my offers. With link=False I only want to know who is there."""
+    """Initiator, proven: my offers, and why I make no others. With link=False I only want to know
+    who is there.
+    """
 
     link: bool
     offers: _Offers
+    reasons: _Reasons = {}
 
 
 class Accept(Struct, frozen=True, array_like=True):
@@ -177,6 +182,11 @@ _decode_control = msgspec.msgpack.Decoder(Control).decode
 Expected = TypeVar("Expected", bound=Struct)
 
 _BROKE = "the peer broke the handshake protocol"
+
+
+def printable(text: str) -> str:
+    """A peer's words, safe to log."""
+    return "".join(c if c.isprintable() else "?" for c in text)[:MAX_WORDS]
 
 
 def check_preamble(received: bytes) -> None:

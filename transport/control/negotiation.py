@@ -1,7 +1,7 @@
 """The providers' part in one handshake: which of them both sides can use for this peer.
 
-May import types and errors. Providers are reached as objects that meet providers.base. Whatever
-goes wrong with one provider becomes its reason and the others go on.
+May import messages, types and errors. Providers are reached as objects that meet providers.base.
+Whatever goes wrong with one provider becomes its reason and the others go on.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
+from transport.control.messages import MAX_REASONS, MAX_WORDS, printable
 from transport.errors import TransportError
 
 if TYPE_CHECKING:
@@ -22,17 +23,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MAX_REASON = 512
-
 
 class Negotiation:
     """Holds one connection per provider until they are attached to the native peer."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(
+        self, endpoints: Mapping[str, Endpoint], absent: Mapping[str, str] | None = None
+    ) -> None:
+        """`absent`: providers that this engine is without, and why, for the peer to know."""
         self._endpoints = endpoints
         self._connections: dict[str, Connection] = {}
         self._offers: dict[str, Offer] = {}
-        self._reasons: dict[str, str] = {}
+        self._reasons = {name: _cut(why) for name, why in (absent or {}).items()}
         self._facts: LinkFacts | None = None
 
     def begin(self, facts: LinkFacts) -> None:
@@ -52,7 +54,7 @@ class Negotiation:
         return dict(self._offers)
 
     def reasons(self) -> dict[str, str]:
-        return dict(self._reasons)
+        return dict(tuple(self._reasons.items())[-MAX_REASONS:])
 
     def consider(self, offers: Mapping[str, Offer], reasons: Mapping[str, str]) -> None:
         for name, offer in offers.items():
@@ -95,7 +97,7 @@ class Negotiation:
         return False
 
     def _drop(self, name: str, reason: str) -> None:
-        self._reasons[name] = reason[:_MAX_REASON] or "no reason given"
+        self._reasons[name] = _cut(reason)
         self._offers.pop(name, None)
         connection = self._connections.pop(name, None)
         try:
@@ -105,9 +107,13 @@ class Negotiation:
             logger.exception("provider %s failed to close a connection", name)
 
 
+def _cut(reason: str) -> str:
+    return reason[:MAX_WORDS] or "no reason given"
+
+
 def _theirs(reasons: Mapping[str, str], name: str) -> str:
     said = reasons.get(name)
-    return f"the peer says: {said}" if said else "the peer does not use it for this link"
+    return f"the peer says: {printable(said)}" if said else "the peer does not use it for this link"
 
 
 def _close(offer: Offer) -> None:

@@ -102,6 +102,7 @@ class ControlPlane:
         oneself: Self,
         secret: Secret | None,
         endpoints: Mapping[str, Endpoint],
+        absent: Mapping[str, str] | None = None,
         callbacks: Callbacks | None = None,
         handlers: Mapping[str, Handler] | None = None,
     ) -> None:
@@ -112,6 +113,7 @@ class ControlPlane:
         self._border = Border(engine)
         self._settings = settings
         self._endpoints = dict(endpoints)
+        self._absent = dict(absent or {})  # why peers are offered no others
         self._callbacks = callbacks or Callbacks()
         self._lock = threading.Lock()
         self._homes = Homes(settings.tcp_interfaces)
@@ -149,6 +151,7 @@ class ControlPlane:
             table=self._table,
             border=self._border,
             endpoints=self._endpoints,
+            absent=self._absent,
             homes=self._homes,
             connect_timeout=self._settings.connect_timeout,
             came_up=self._came_up,

@@ -19,7 +19,7 @@ import hmac
 from typing import TYPE_CHECKING
 
 from transport.control import messages as m
-from transport.control.handshake import Refused, printable
+from transport.control.handshake import Refused
 from transport.errors import PeerLost
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ async def ask(channel: Channel, key: LinkKey, number: int) -> None:
     m.check_preamble(await channel.read(m.PREAMBLE_BYTES))
     answer = m.decode_handshake(await channel.read_frame(), m.Joined)
     if isinstance(answer, m.Refuse):
-        raise Refused(answer.code, f"the peer refused: {printable(answer.text)}", heard=True)
+        raise Refused(answer.code, f"the peer refused: {m.printable(answer.text)}", heard=True)
     if not hmac.compare_digest(answer.proof, key.proof(_ACCEPTOR, number)):
         raise Refused(m.SECRET, "the peer that answered does not have this link's key")
 

@@ -125,6 +125,7 @@ class Core:
                 oneself=me,
                 secret=resolve(secret, settings),
                 endpoints=self._endpoints,
+                absent={**registry.left_out(self.paths.identifiers), **self.unused},
                 callbacks=Callbacks(
                     on_retired=self._on_retired, on_provider=self._on_provider_changed
                 ),

@@ -144,7 +144,8 @@ class Peer:
         record = self._record
         with self._core:  # refuses in a forked child
             pass
-        unused = {**self._left_out(), **self._core.unused, **record.reasons}
+        left_out = registry.left_out(self._core.paths.identifiers)
+        unused = {**left_out, **self._core.unused, **record.reasons}
         lines = [
             f"{name}: {'only its stream' if name in record.providers else 'not used'}: {why}"
             for name, why in unused.items()
@@ -155,12 +156,6 @@ class Peer:
         if remote.incarnation != record.incarnation:
             raise InvalidUse("explain() wants a remote region of this very peer")
         return [*self._explain_remote(remote), *lines]
-
-    def _left_out(self) -> dict[str, str]:
-        """The built-in providers that this engine was told to do without."""
-        wanted = self._core.paths.identifiers
-        why = "providers= or TRANSPORT_PROVIDERS of this engine leaves it out"
-        return {name: why for name in registry.BUILT_IN if name not in wanted}
 
     def lookup(self, name: str, timeout: float | None = None) -> RemoteRegion:
         """The remote region that the peer published under a name; waits until there is one.

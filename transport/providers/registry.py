@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transport.errors import InvalidUse, Unavailable
 from transport.providers.base import Provider
+
+if TYPE_CHECKING:
+    from collections.abc import Container
 
 GROUP = "transport.providers"
 
@@ -30,6 +33,12 @@ def names() -> tuple[str, ...]:
     """All known providers; nothing is loaded."""
     foreign = {entry.name for entry in entry_points(group=GROUP)}
     return (*BUILT_IN, *sorted(foreign - BUILT_IN.keys()))
+
+
+def left_out(used: Container[str]) -> dict[str, str]:
+    """The built-in providers that an engine was told to do without, each with these words."""
+    why = "providers= or TRANSPORT_PROVIDERS of this engine leaves it out"
+    return {name: why for name in BUILT_IN if name not in used}
 
 
 def find(name: str) -> Provider:

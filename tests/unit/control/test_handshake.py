@@ -41,7 +41,7 @@ def test_both_learn_who_is_there_and_what_they_offer():
     assert ours.link
     assert theirs.link
     assert (wheels[0].heard, wheels[1].heard) == ({"shm": b"yours"}, {"shm": b"mine"})
-    assert wheels[0].told == {"verbs": "no device"}
+    assert wheels[0].told == wheels[1].told == {"verbs": "no device"}
     assert wheels[1].settled == (("shm",), {"verbs": "no device"})
 
 

@@ -84,6 +84,14 @@ def test_offers_are_bounded():
     assert m.decode_proven(m.encode(m.Commit(True, (offer,))), m.Commit).offers == (offer,)
 
 
+def test_reasons_are_bounded():
+    for reasons in ({f"p{n}": "" for n in range(9)}, {"verbs": "x" * 1025}, {"v" * 33: ""}):
+        with pytest.raises(PeerRefused):
+            m.decode_proven(m.encode(m.Commit(True, (), reasons)), m.Commit)
+    without = msgspec.msgpack.encode((True, ()))  # as releases before this field say it
+    assert m.decode_proven(without, m.Commit).reasons == {}
+
+
 def test_our_own_messages_are_bounded_too():
     with pytest.raises(PeerRefused, match="over 65536"):
         m.frame(m.Proven(b"p" * 32, bytes(m.MAX_FRAME)))

@@ -54,6 +54,27 @@ def test_one_that_is_not_for_this_link_says_so():
     assert negotiation.attach(object()) == ()
 
 
+def test_what_is_absent_is_said_and_stays_ours():
+    """For the peer to know; at most as much as a message may carry."""
+    negotiation = Negotiation({"shm": TalkingEndpoint()}, {"verbs": "no device" * 100, "tcp": ""})
+    negotiation.begin(UNIX)
+    told = negotiation.reasons()
+    assert told == {"verbs": ("no device" * 100)[:512], "tcp": "no reason given"}
+    assert tuple(negotiation.offers()) == ("shm",)
+    negotiation.close()
+    many = Negotiation({}, {f"provider{n}": "absent" for n in range(20)})
+    assert len(many.reasons()) == 8
+
+
+def test_a_peers_words_are_made_safe_to_print():
+    negotiation = Negotiation({"verbs": TalkingEndpoint()})
+    negotiation.begin(UNIX)
+    negotiation.consider({}, {"verbs": "\x1b[2J\n" + "x" * 1000})
+    said = negotiation.reasons()["verbs"]
+    assert said.startswith("the peer says: ?[2J?xxx")
+    assert len(said) <= 512
+
+
 def test_one_that_cannot_accept_is_dropped_with_its_reason():
     shm, verbs = TalkingEndpoint(fails="sealed wrongly"), TalkingEndpoint()
     negotiation = Negotiation({"shm": shm, "verbs": verbs})
