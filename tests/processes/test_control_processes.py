@@ -9,16 +9,10 @@ import time
 
 import pytest
 from control_planes import SECRET, Child, descriptors, open_plane
+from patience import until
 
 from transport.control.records import State
 from transport.errors import PeerLost, PeerRefused, StaleRegion
-
-
-def until(condition, seconds=60.0):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never became true"
-        time.sleep(0.005)
 
 
 def test_the_kernel_names_the_process_at_the_other_end():

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import rig
+from patience import until
 from verbs_ways import TWO_HOSTS
 
 from transport.config import Settings
@@ -18,13 +17,6 @@ pytestmark = pytest.mark.usefixtures("on_b")
 
 WAIT = 60.0
 SIZE = 1 << 20
-
-
-def until(condition, what):
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
 
 
 def pairs_there():

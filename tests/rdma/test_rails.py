@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
-import time
 
 import numpy as np
 import pytest
 import rig
+from patience import until
 from verbs_ways import TWO_HOSTS
 
 from transport.engine.engine import Engine
@@ -25,13 +25,6 @@ ENDS = (("a", "va2", "10.9.0.1", "rxe_a2"), ("b", "vb2", "10.9.0.2", "rxe_b2"))
 
 def on(host, *command):
     return rig.run(*rig.on(host), *command)
-
-
-def until(condition, what):
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.05)
 
 
 def has_address(host, device):

@@ -7,6 +7,7 @@ import time
 
 import pytest
 from control_planes import descriptors, open_plane
+from patience import until
 from relay import Relay, wait_up
 
 
@@ -25,16 +26,7 @@ def plane():
 
 @pytest.fixture
 def eventually():
-    """Waits until something is true; the condition's last value is returned."""
-
-    def wait(condition, seconds=60.0):
-        end = time.monotonic() + seconds
-        while not (value := condition()):
-            assert time.monotonic() < end, "it never became true"
-            time.sleep(0.002)
-        return value
-
-    return wait
+    return until
 
 
 @pytest.fixture

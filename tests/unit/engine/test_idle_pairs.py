@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from fakeverbs import LIBRARY, Double
+from patience import until
 
 from transport import Engine
 from transport.config import Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from transport import Lane, RemoteRegion
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
 WAIT = 60.0
 SIZE = 4096
 FOREVER = 86400.0
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)
 
 
 class Hub:

@@ -98,9 +98,12 @@ def test_descriptors_that_are_no_sealed_memory_are_refused_and_closed(connection
 
 
 def test_closing_twice_is_closing_once(endpoint):
+    before = descriptors()
     connection = endpoint.connection(UNIX)
-    connection.close()
-    connection.close()
+    assert descriptors() > before
+    for _ in range(2):
+        connection.close()
+        assert descriptors() == before
 
 
 def test_a_link_that_is_not_made_leaves_nothing_behind():
