@@ -53,6 +53,7 @@ class PeerProcess(Closing):
 
     def answer(self, timeout: float = _PATIENCE) -> Any:
         if not self._connection.poll(timeout):
+            self._signal(signal.SIGUSR1)  # it writes its stacks to its standard error
             raise TimeoutError(f"process {self.pid} did not answer within {timeout:g} s")
         worked, value = self._connection.recv()
         if not worked:

@@ -7,9 +7,11 @@ Run by transport.testing.processes. One request is (method, arguments, keywords)
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import hashlib
 import os
 import select
+import signal
 import struct
 import sys
 from multiprocessing.connection import Connection
@@ -132,4 +134,5 @@ def serve(connection: Connection[Any, Any]) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.register(signal.SIGUSR1)  # PeerProcess asks so where this one stands
     serve(Connection(int(sys.argv[1])))
