@@ -119,8 +119,9 @@ class RefusalRules:
         (before,) = own.peers
         far.reopen(listen=far.addresses[-1])
         end = time.monotonic() + WAIT
-        while before.connected and time.monotonic() < end:
-            time.sleep(0.01)  # a read that begins before this end has heard of it is PeerLost
+        # A read that begins before this end has heard of it is PeerLost. C hears of it first.
+        while before in own.peers and time.monotonic() < end:
+            time.sleep(0.01)
         renewed = far.make("x", 100, seed=1)
         for _ in range(2):
             with pytest.raises(StaleRegion):
