@@ -60,6 +60,7 @@ def four(tmp_path_factory):
         "fsdp2 over tp": ("fsdp2_over_tp", (2, 2), BLOCKS),
         "fsdp1": ("fsdp1", BLOCKS, "FULL_SHARD", False, False),
         "fsdp1, its parameters kept and tied": ("fsdp1", BLOCKS, "FULL_SHARD", True, True),
+        "fsdp1's state dict": ("fsdp1_state_dict", BLOCKS),
         "fsdp1, not sharded": ("fsdp1", BLOCKS, "NO_SHARD", True, False),
     }
     return run_ranks(4, "torch_ranks", jobs)
@@ -84,6 +85,9 @@ def _check(results):
     for name, entry in state.items():
         expected = shards.filled(entry.layout, about[0][name] if about else None)
         for rank, (_, locals_, *_) in enumerate(results):
+            assert (entry.tensor in locals_) == (rank in expected), (name, rank)
+            if rank not in expected:
+                continue
             local = locals_[entry.tensor]
             mine = expected[rank] != shards.NOBODY
             assert local.shape == expected[rank].shape, (name, rank)
@@ -124,6 +128,10 @@ def test_fsdp1(four, job):
     state = _check(four[job])
     assert len(state) == 8
     assert {entry.tensor for entry in state.values()} == {"_flat_param", "1._flat_param"}
+
+
+def test_the_sharded_state_dict_of_fsdp1(four):
+    assert len(_check(four["fsdp1's state dict"])) == 8
 
 
 def test_flat_parameters_are_covered_once(four):

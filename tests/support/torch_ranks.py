@@ -12,7 +12,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    ShardingStrategy,
+    StateDictType,
+    fully_shard,
+)
 from torch.distributed.tensor import DeviceMesh, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -112,6 +117,23 @@ def fsdp1(sizes, strategy, orig, tied):
     state = layouts_of_fsdp1(wrapped)
     locals_ = {name: tensor.numpy().copy() for name, tensor in fsdp1_tensors(wrapped).items()}
     return state.encode(), locals_, whole
+
+
+def fsdp1_state_dict(sizes):
+    """FSDP1's sharded state dict: ShardedTensors of rows, and nothing on ranks that have none."""
+    model, whole = _model(*sizes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        wrapped = FullyShardedDataParallel(model, device_id=torch.device("cpu"))
+        kind = StateDictType.SHARDED_STATE_DICT
+        with FullyShardedDataParallel.state_dict_type(wrapped, kind):
+            state = wrapped.state_dict()
+    locals_ = {
+        name: shard.tensor.numpy()
+        for name, tensor in state.items()
+        for shard in tensor.local_shards()
+    }
+    return layouts_of(state).encode(), locals_, whole
 
 
 def moved(cases, folder):

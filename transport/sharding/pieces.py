@@ -15,12 +15,10 @@ if TYPE_CHECKING:
 class Pieces:
     """n boxes of one tensor of d dimensions: a struct of read-only int64 arrays, in elements.
 
-    rank    (n,)    who holds it; ascending
-    offset  (n, d)  global index of its first element
-    size    (n, d)  all > 0: an empty shard has no piece
-    start   (n,)    the element of the rank's local tensor, counted in row-major order of the local
-                    shape, at which it begins
-    stride  (n, d)  elements of the local tensor per step of each *global* dimension
+    `rank` (n,): who holds it; ascending. `offset` (n, d): global index of its first element. `size`
+    (n, d): all > 0, since an empty shard has no piece. `start` (n,): the element of the rank's
+    local tensor, counted in row-major order of the local shape, at which it begins. `stride`
+    (n, d): elements of the local tensor per step of each *global* dimension.
     """
 
     __slots__ = ("offset", "rank", "size", "start", "stride")
