@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import InvalidUse, LayoutError
+from transport.memory.dtypes import ITEMSIZES
 from transport.sharding.layout import Layout
 from transport.sharding.state import StateLayout
 
@@ -149,7 +150,7 @@ def _entry(path: Path, name: str, about: Any) -> tuple[str, tuple[int, ...], int
         if not shape or shape[-1] % 2:
             raise LayoutError(f"{name} in {path} has a half byte of F4 left over")
         shape = (*shape[:-1], shape[-1] // 2)
-    if math.prod(shape) * Layout.whole((), dtype).itemsize != end - begin:
+    if math.prod(shape) * ITEMSIZES[dtype] != end - begin:
         raise LayoutError(f"{name} in {path}: {end - begin} bytes for {dtype}{list(shape)}")
     return dtype, shape, begin, end
 
