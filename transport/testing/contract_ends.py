@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from transport.engine.engine import Engine
+    from transport.memory.remote import RemoteRegion
     from transport.testing.contract import FarSide, Way
 
 
@@ -65,10 +66,13 @@ class EndRules:
             doomed.kill()
             began = time.monotonic()
             with pytest.raises((PeerLost, StaleRegion)):
-                # What is mapped can be read until this end has heard of it.
-                while time.monotonic() < began + WAIT:
-                    own.read(remote, bytearray(100)).wait(WAIT)
+                read_on(remote, began + WAIT)
             return time.monotonic() - began
+
+        def read_on(remote: RemoteRegion, end: float) -> None:
+            """What is mapped can be read until this end has heard of it."""
+            while time.monotonic() < end:
+                own.read(remote, bytearray(100)).wait(WAIT)
 
         promptly(1.0, use)
 
