@@ -62,15 +62,25 @@ rdma-shell: setup ## a shell on two hosts with real RDMA verbs (a guest kernel; 
 	tests/rig/shell.sh
 
 # ------------------------------------------------------------------------------------------------- test
-# The fast layers first; each can be run alone. TRANSPORT_REQUIRE turns the skips that it names into failures.
+# Each can be run alone. The longest come first, because they run two at a time (TEST_JOBS): the guest and the C programs
+# wait for most of their time. TRANSPORT_REQUIRE turns the skips that it names into failures.
 # What a host can always have is required here; `make test TRANSPORT_REQUIRE=torch,gpu` adds to it.
-STAGES := lint types layers native unit contract processes adapters fuzz gpu docs test-rdma
+STAGES := test-rdma native processes contract unit fuzz types docs adapters gpu lint layers
 TRANSPORT_REQUIRE ?= torch
 export TRANSPORT_REQUIRE
 
-.PHONY: test $(STAGES)
-test: setup ## every layer below, one after another
+.PHONY: test ci-test programs $(STAGES)
+test: programs ## every layer below, two at a time
 	scripts/stages.sh $(STAGES)
+
+ci-test: programs ## the same, and what only .ci/run asks for
+	scripts/stages.sh $(wordlist 1,2,$(STAGES)) contract-asan wheel $(wordlist 3,99,$(STAGES))
+
+# What several stages would otherwise build at the same time.
+programs: setup test-system
+	$(MAKE) -C native $(PARALLEL) programs
+# The makes between this one and that pass no number of jobs on.
+PARALLEL := -j$(shell nproc)
 
 RUFF := $(BIN)/ruff
 SHELL_FILES = $(shell grep -rlE '^\#!/usr/bin/env bash|^\#!/bin/(ba)?sh|^\# shellcheck shell' scripts tests/rig .ci 2>/dev/null)
@@ -90,8 +100,8 @@ layers: setup ## imports and includes point downward only
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python scripts/check_native_layers.py
 
-native: setup test-system ## C unit programs: plain, ASan, UBSan, TSan, valgrind, aarch64, fuzzing
-	$(MAKE) -C native all
+native: setup test-system ## C unit programs: plain, ASan with UBSan, TSan, valgrind, aarch64, fuzzing
+	$(MAKE) -C native $(PARALLEL) all
 	scripts/pytest-layer.sh native
 
 # The layers that are folders under tests/; a layer that has no tests yet says so.
@@ -106,21 +116,23 @@ fuzz: ## decoders against arbitrary bytes (Python side; C side in native)
 gpu: ## the GPU paths, on a GPU or on the driver double
 
 test-rdma: setup ## the same tests over real kernel verbs in the guest
-	$(MAKE) -s -C native $(CURDIR)/build/native/test/tests/test_verbs_rig
+	$(MAKE) -s -C native $(PARALLEL) $(CURDIR)/build/native/test/tests/test_verbs_rig
 	SHARE=$(CURDIR)/build/reports/rdma TRANSPORT_REQUIRE=rdma tests/rig/test.sh
 
 docs: setup ## the documentation, warnings are errors
 	$(BIN)/sphinx-build -W --keep-going --quiet -b html docs build/docs
 
 .PHONY: contract-asan wheel fakes format test-system clean
-contract-asan: setup fakes ## contract and unit tests on a build with AddressSanitizer
-	scripts/pytest-sanitized.sh address tests/unit tests/contract
+# Of the unit tests those whose rooms call C; what is Python alone a sanitizer of C does not see.
+CALLS_C := $(addprefix tests/unit/,ffi memory engine providers control)
+contract-asan: setup fakes ## tests that call C, on a build with AddressSanitizer
+	scripts/pytest-sanitized.sh address tests/contract $(CALLS_C)
 
 wheel: setup ## sdist, wheel, and the proof that the wheel needs nothing but libc
 	scripts/wheel-proof.sh
 
 fakes: setup
-	$(MAKE) -C native fakes
+	$(MAKE) -C native $(PARALLEL) fakes
 
 format: setup ## rewrites Python and C in the project's style
 	$(RUFF) check --fix-only --quiet .
