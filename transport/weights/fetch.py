@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transport.errors import VersionGone
 from transport.sharding.execute import Execution
 from transport.weights.files import Files
-from transport.weights.local import check_shapes, tensors_of, whole_layout
+from transport.weights.local import check_shapes, described, tensors_of, whole_layout
 from transport.weights.subscription import Fetched, Subscription
 
 if TYPE_CHECKING:
@@ -30,16 +30,17 @@ def subscribe(
     sources: Iterable[str],
     *,
     layout: StateLayout | None = None,
-    rank: int = 0,
+    rank: int | None = None,
 ) -> Subscription:
     """A reader for many versions of what the engines at `sources` publish under this name.
 
     `into` is a state dict (or module) with this rank's local tensors, which are overwritten;
-    `layout` says how the group of readers holds the state (default: this rank has all of what is in
-    `into`); its dtypes may be others than the publisher's. Nothing is connected before the first
-    `fetch`.
+    `layout` says how the group of readers holds the state, and `rank` is this one's number in it
+    (default: what DTensors tell, else that rank 0 has all of what is in `into`). Its dtypes may be
+    others than the publisher's. Nothing is connected before the first `fetch`.
     """
-    return Subscription(engine, name, sources, _receiver(into, layout, rank), rank)
+    receive, rank = _receiver(into, layout, rank)
+    return Subscription(engine, name, sources, receive, rank)
 
 
 def fetch(
@@ -50,7 +51,7 @@ def fetch(
     *,
     version: Version = "latest",
     layout: StateLayout | None = None,
-    rank: int = 0,
+    rank: int | None = None,
     deadline: float | None = None,
     progress: Any = None,
 ) -> Fetched:
@@ -60,20 +61,22 @@ def fetch(
     tensors are read from there by the same plan; the version is the one that `save` has noted
     there, -1 if none is. Raises InvalidUse and LayoutError for what is no such file.
     """
-    receive = _receiver(into, layout, rank)
+    receive, rank = _receiver(into, layout, rank)
     if isinstance(sources, os.PathLike):
         return _from_files(engine, sources, receive, rank, version, deadline, progress)
     with Subscription(engine, name, sources, receive, rank, ahead=False) as subscription:
         return subscription.fetch(version, deadline=deadline, progress=progress)
 
 
-def _receiver(into: Any, layout: StateLayout | None, rank: int) -> Receive:
+def _receiver(into: Any, layout: StateLayout | None, rank: int | None) -> tuple[Receive, int]:
     tensors = tensors_of(into)
+    told, number = described(into, rank)
+    target = layout or told or whole_layout(tensors, number)
 
     def receive(_: StateLayout) -> tuple[StateLayout, Mapping[str, Any]]:
-        return layout or whole_layout(tensors, rank), tensors
+        return target, tensors
 
-    return receive
+    return receive, number
 
 
 def _from_files(

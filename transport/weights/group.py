@@ -5,11 +5,22 @@ May import engine, sharding and errors.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+import time
 from typing import TYPE_CHECKING
 
-from transport.errors import DeadlineExceeded, LayoutError, PeerError, TransportError, Unavailable
+from transport.errors import (
+    DeadlineExceeded,
+    InvalidUse,
+    LayoutError,
+    PeerError,
+    TransportError,
+    Unavailable,
+)
 from transport.weights import card
+from transport.weights.clock import Clock
 from transport.weights.source import ask_all, leave, read_layout
 
 if TYPE_CHECKING:
@@ -17,8 +28,11 @@ if TYPE_CHECKING:
 
     from transport.engine.engine import Engine
     from transport.sharding.state import StateLayout
-    from transport.weights.clock import Clock
     from transport.weights.source import Answer, Source
+
+
+SEEK_EVERY = 5.0  # seconds between looks for ranks that are missing
+_SEEK_FOR = 5.0  # seconds that one may take
 
 
 class NotYetError(Exception):
@@ -37,7 +51,11 @@ class Group:
         self._question = card.Question(card.PROTOCOL, name, os.urandom(card.READER_BYTES))
         self._addresses = addresses
         self._layout: StateLayout | None = None
+        self._silent: list[str] = []  # addresses that gave nothing
         self.errors: list[str] = []  # why addresses gave nothing
+        self._seeking: threading.Thread | None = None
+        self._sought = time.monotonic()
+        self.returned = False  # whether an address that gave nothing does so since
         self.late = False  # whether for some of them that is only that there was no time
         self.sources: dict[int, Source] = {}
 
@@ -57,6 +75,8 @@ class Group:
         Raises NotYetError.
         """
         answers = ask_all(self._engine, self._addresses, self._question, clock)
+        self._sought, self.returned = time.monotonic(), False
+        self._silent = [answer.address for answer in answers if not answer.sources]
         found = [source for answer in answers for source in answer.sources]
         self.errors = [_reason(answer) for answer in answers if not answer.sources]
         self.late = any(isinstance(answer.error, DeadlineExceeded) for answer in answers)
@@ -67,15 +87,32 @@ class Group:
         if self._layout is None or self._layout.key != found[0].layout_key:
             self._layout = read_layout(self._engine, found[0], clock)
 
+    def seek(self) -> None:
+        """Looks, now and then and in a thread, whether one that was not there has come (back)."""
+        busy = self._seeking is not None and self._seeking.is_alive()
+        if not self.missing or busy or time.monotonic() < self._sought + SEEK_EVERY:
+            return
+        self._sought = time.monotonic()
+        self._seeking = threading.Thread(target=self._ask_the_silent, daemon=True)
+        self._seeking.start()
+
     def leave(self) -> None:
         for source in self.sources.values():
             leave(self._engine, source, self._question)
         self.sources = {}
 
+    def _ask_the_silent(self) -> None:
+        with contextlib.suppress(TransportError):  # the engine is being closed, say
+            clock = Clock(_SEEK_FOR, _SEEK_FOR)
+            answers = ask_all(self._engine, self._silent, self._question, clock)
+            self.returned = any(answer.sources for answer in answers)
+
     def _check(self, found: Sequence[Source], answers: Sequence[Answer]) -> None:
         name = self._question.name
         if not found:
             error = next((answer.error for answer in answers if answer.error), None)
+            if isinstance(error, InvalidUse):  # an answer that will be no better next time
+                raise error
             if isinstance(error, TransportError) and type(error) is not PeerError:
                 raise NotYetError(error)
             where = ", ".join(self._addresses)

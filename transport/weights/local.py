@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from transport.errors import InvalidUse, LayoutError
 from transport.memory.dtypes import ITEMSIZES
 from transport.memory.host import view
+from transport.sharding.importers.dtensor import flattened, is_dtensor, layouts_of
 from transport.sharding.layout import Layout
 from transport.sharding.state import StateLayout
 
@@ -23,16 +24,36 @@ if TYPE_CHECKING:
 
 
 def tensors_of(state: Any) -> dict[str, Any]:
-    """The tensors and arrays of a state dict, or of a module; anything else in it is passed over.
+    """The tensors and arrays of a state dict (nested ones by dotted names), or of a module; of
+    DTensors their local tensors. Anything else in it is passed over.
 
     Raises InvalidUse for what is neither.
     """
+    kinds = _kinds()
+    return {
+        name: _local(value) for name, value in flattened(_state(state)) if isinstance(value, kinds)
+    }
+
+
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if is_dtensor(tensor) else tensor
+
+
+def described(state: Any, rank: int | None) -> tuple[StateLayout | None, int]:
+    """The layout of the whole group, and the rank of this process in it, where DTensors tell."""
+    found = dict(flattened(_state(state)))
+    dtensor = next((value for value in found.values() if is_dtensor(value)), None)
+    if dtensor is None:
+        return None, 0 if rank is None else rank
+    return layouts_of(found), dtensor.device_mesh.get_rank() if rank is None else rank
+
+
+def _state(state: Any) -> Mapping[str, Any]:
     if hasattr(state, "state_dict") and not isinstance(state, Mapping):
         state = state.state_dict(keep_vars=True)  # the parameters themselves, not views of now
     if not isinstance(state, Mapping):
         raise InvalidUse(f"a state dict or a module is wanted, not a {type(state).__name__}")
-    kinds = _kinds()
-    return {str(name): value for name, value in state.items() if isinstance(value, kinds)}
+    return state
 
 
 def check_shapes(

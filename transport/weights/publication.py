@@ -15,7 +15,7 @@ from transport.types import check_timeout
 from transport.weights import card
 from transport.weights.announcement import Announcement
 from transport.weights.live import Live
-from transport.weights.local import check_shapes, tensors_of, whole_layout
+from transport.weights.local import check_shapes, described, tensors_of, whole_layout
 from transport.weights.registry import registry_of
 from transport.weights.snapshots import Snapshots, check_keep
 from transport.weights.word import State, check_version
@@ -286,16 +286,17 @@ def publish(
     version: int | None = None,
     *,
     layout: StateLayout | None = None,
-    rank: int = 0,
+    rank: int | None = None,
     mode: Mode = "snapshot",
     keep: int = 1,
     patience: float = PATIENCE,
 ) -> Publication:
     """Lets peers fetch a state dict (or a module's) by name, version after version.
 
-    `state` has this rank's local tensors, `layout` says how the whole group holds the state
-    (default: `rank` alone has all of it), `rank` is this process's number in the group. With
-    `version` the tensors are published as they are; otherwise nothing is there before `update`.
+    `state` has this rank's local tensors, `layout` says how the whole group holds the state, `rank`
+    is this process's number in the group. By default DTensors tell both; where there are none,
+    rank 0 has all of it. With `version` the tensors are published as they are; otherwise nothing
+    is there before `update`.
 
     `mode="snapshot"` copies the tensors at each `update`: `keep` versions and one more are in
     memory that peers on this host can map. `mode="live"` copies nothing: readers read the tensors
@@ -308,8 +309,8 @@ def publish(
     """
     card.check_name(name)
     tensors = tensors_of(state)
-    if layout is None:
-        layout = whole_layout(tensors, rank)
+    told, rank = described(state, rank)
+    layout = layout or told or whole_layout(tensors, rank)
     views = check_shapes(tensors, layout.local_shapes(rank), f"rank {rank}")
     wait = check_timeout(patience)
     registry_of(engine).check_free(name, rank)

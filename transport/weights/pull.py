@@ -16,6 +16,7 @@ from transport.engine.batch import Read, Write
 from transport.errors import DeadlineExceeded, TransportError, VersionGone, VersionMoved
 from transport.sharding.execute import Execution
 from transport.types import Closing
+from transport.weights.clock import Clock
 from transport.weights.seats import said
 from transport.weights.source import read_slots
 from transport.weights.word import State, decode_all
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from transport.memory.remote import RemoteRegion
     from transport.sharding.run import Progress, Report
     from transport.sharding.state import StateLayout
-    from transport.weights.clock import Clock
     from transport.weights.group import Group
 
     Slots = tuple[int, ...]  # which slot of each source
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _PAUSES = (100e-6, 10e-3)  # seconds between looks for a version: the first, and what they grow to
 _MOST_EXECUTIONS = 16
+_LEAVING = 5.0  # seconds for what must be done when the time is over
 
 
 class Choice(NamedTuple):
@@ -102,13 +103,14 @@ class Pull(Closing):
         execution = self._execution(tuple(choice.slots))
         self._take_seats(said(choice.version), clock)
         try:
-            # A publisher that closed the version just before it could see us is not waiting for us.
-            self._check(choice, (State.STABLE,), clock)
+            # Who closes the version waits for us, unless he had looked before we sat down.
+            self._check(choice, clock)
             report = execution.run(clock.left(), progress)
-            self._check(choice, (State.STABLE, State.CLOSING), clock)
+            self._check(choice, clock)
         finally:
+            # Also when the time is over: a seat that stays taken holds a publisher up.
             with contextlib.suppress(TransportError):  # it would hide why this ends
-                self._take_seats(0, clock)
+                self._take_seats(0, Clock(_LEAVING, _LEAVING))
         return report
 
     def prepare(self, choice: Choice, *, ahead: bool) -> None:
@@ -136,10 +138,11 @@ class Pull(Closing):
         self._said[0] = value
         _run(self._say, clock, "telling the publishers what is read")
 
-    def _check(self, choice: Choice, allowed: tuple[State, ...], clock: Clock) -> None:
+    def _check(self, choice: Choice, clock: Clock) -> None:
+        """Raises VersionMoved unless all sources have the version still."""
         versions, states = self._read_words(clock)
         rows = np.arange(len(self._sources)), choice.slots
-        same = (versions[rows] == choice.version) & np.isin(states[rows], allowed)
+        same = (versions[rows] == choice.version) & (states[rows] != State.WRITING)
         if not same.all():
             source = self._sources[int(same.argmin())]
             raise VersionMoved(
@@ -184,6 +187,7 @@ def _run(prepared: Prepared, clock: Clock, doing: str) -> None:
         prepared.run(timeout=clock.left())
     except TimeoutError:
         prepared.cancel()
+        prepared.wait_quiet(_LEAVING)  # so that it can be run again
         raise DeadlineExceeded(f"{doing} took more than {clock.limit:g} s") from None
 
 

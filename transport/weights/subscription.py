@@ -155,6 +155,10 @@ class Subscription(Handle):
         clock: Clock,
         progress: Any,
     ) -> tuple[int, int]:
+        if self._pull is not None:
+            self._group.seek()
+            if self._group.returned:
+                self._drop_pull()
         pull = self._pull
         if pull is None:
             pull = self._pull = self._join(clock)

@@ -360,6 +360,22 @@ def test_a_source_that_is_gone_is_done_without(trainers, reader):
             subscription.fetch(deadline=0.2)
 
 
+def test_a_source_that_comes_back_is_taken_up(reader, monkeypatch):
+    """While its replica does its work, nobody waits for it."""
+    monkeypatch.setattr("transport.weights.group.SEEK_EVERY", 0.0)
+    trainers = Trainers(mode="snapshot")
+    trainers.publications[3].close()
+    into = blank()
+    with weights.subscribe(reader, "policy", into, trainers.addresses) as subscription:
+        subscription.fetch()
+        assert subscription._group.missing == {3}
+        trainers.publications[3] = trainers.publish(3, 1)
+        while subscription._group.missing:
+            assert subscription.fetch().attempts == 1
+        assert same(into, FULL)
+    trainers.close()
+
+
 def test_nobody_there(reader):
     with Engine() as other:
         with pytest.raises(Unavailable, match="nobody publishes 'policy'"):
