@@ -58,6 +58,7 @@ def four(tmp_path_factory):
         "moved": ("moved", _moves(_all_pairs({(4,): ONE, (2, 2): TWO})), checkpoint),
         "dtensors": ("dtensors", _cases({(4,): ONE, (2, 2): TWO})),
         "fsdp2 over tp": ("fsdp2_over_tp", (2, 2), BLOCKS),
+        "published": ("published", (9, 7)),
         "fsdp1": ("fsdp1", BLOCKS, "FULL_SHARD", False, False),
         "fsdp1, its parameters kept and tied": ("fsdp1", BLOCKS, "FULL_SHARD", True, True),
         "fsdp1's state dict": ("fsdp1_state_dict", BLOCKS),
@@ -106,6 +107,10 @@ def test_fsdp2_over_tensor_parallelism(world, job, request):
     results = request.getfixturevalue(world)[job]
     _check(results)
     assert "_StridedShard" in results[0][3]
+
+
+def test_weights_take_the_layout_from_dtensors(four):
+    assert four["published"] == [(1, True)] * 4
 
 
 @pytest.mark.parametrize("world", ["four", "eight"])

@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from transport import weights
 from transport.engine.engine import Engine
 from transport.sharding.execute import Execution
 from transport.sharding.importers.dtensor import layout_of, layouts_of
@@ -161,6 +162,19 @@ def moved(cases, folder):
         )
         for name in cases
     }
+
+
+def published(shape):
+    """DTensors that all ranks publish, fetched into DTensors on another mesh."""
+    full = counted(shape)
+    trained = distribute_tensor(full, device_mesh((2, 2)), [Shard(0), Replicate()])
+    served = distribute_tensor(torch.zeros_like(full), device_mesh((4,)), [Shard(1)])
+    with Engine() as engine, weights.publish(engine, "w", {"layer": {"weight": trained}}, 1):
+        addresses = [""] * 4
+        dist.all_gather_object(addresses, engine.addresses[0])
+        done = weights.fetch(engine, "w", {"layer": {"weight": served}}, addresses)
+        dist.barrier()
+    return done.version, bool((served.full_tensor() == full).all())
 
 
 def _dtensor(tensor, mesh, places):

@@ -32,19 +32,16 @@ class Registry:
     def add(self, name: str, rank: int, announcement: Announcement) -> None:
         """Raises InvalidUse where there is one already."""
         with self._lock:
-            ranks = self._by_name.setdefault(name, {})
-            if rank in ranks:
-                raise InvalidUse(
-                    f"rank {rank} of {name!r} is published by this engine already: update that"
-                    " publication, or close it"
-                )
-            ranks[rank] = announcement
+            self._check_free(name, rank)
+            self._by_name.setdefault(name, {})[rank] = announcement
 
     def check_free(self, name: str, rank: int) -> None:
         """As `add`, before anything is made."""
         with self._lock:
-            taken = rank in self._by_name.get(name, {})
-        if taken:
+            self._check_free(name, rank)
+
+    def _check_free(self, name: str, rank: int) -> None:
+        if rank in self._by_name.get(name, {}):
             raise InvalidUse(
                 f"rank {rank} of {name!r} is published by this engine already: update that"
                 " publication, or close it"
