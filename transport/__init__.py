@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from transport.sharding.placement import Replicate as Replicate
     from transport.sharding.placement import Shard as Shard
     from transport.sharding.placement import StridedShard as StridedShard
+    from transport.sharding.places import Places as Places
+    from transport.sharding.plan import Plan as Plan
+    from transport.sharding.plan import plan as plan
     from transport.sharding.run import Report as Report
     from transport.sharding.state import StateLayout as StateLayout
     from transport.types import Access as Access
@@ -95,6 +98,8 @@ _HOMES = {
     "PeerError": "errors",
     "PeerLost": "errors",
     "PeerRefused": "errors",
+    "Places": "sharding.places",
+    "Plan": "sharding.plan",
     "Prepared": "engine.prepared",
     "Rail": "engine.rail",
     "Read": "engine.batch",
@@ -118,6 +123,7 @@ _HOMES = {
     "VersionMoved": "errors",
     "Viability": "types",
     "Write": "engine.batch",
+    "plan": "sharding.plan",
 }
 
 # Public names that are modules, with names of their own.
