@@ -22,10 +22,10 @@ PROCESS, HOST, RAIL, FAR = range(4)
 class Places:
     """Where each rank of a group runs: item r of each sequence is rank r's. Immutable.
 
-    process   what names its process; ranks of both groups with equal names share memory, so that
-              nothing needs to be sent between them
-    host      what names its machine; a source on the target's host is preferred
-    rail      what names the network plane of its NIC; after that, one on the target's rail is
+    - `process` names its process; ranks of both groups with equal names share memory, so that
+      nothing needs to be sent between them.
+    - `host` names its machine; a source on the target's host is preferred.
+    - `rail` names the network plane of its NIC; after that, one on the target's rail is preferred.
 
     The names are any hashable values with a stable `repr` (strings, numbers, tuples of them), for
     the plans of all ranks must agree. None is nowhere near anybody.
