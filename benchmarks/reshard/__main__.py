@@ -11,23 +11,27 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 
 from benchmarks.baselines.peers.environments import Missing
 from benchmarks.reshard import report
 from benchmarks.reshard.case import MODELS, Case
-from benchmarks.reshard.rounds import FAILURES, Found, Group, failed, turn
+from benchmarks.reshard.rounds import FAILURES, Found, Group, failed, turn, warm
 from benchmarks.reshard.ways import WAYS, python
 from transport.cli import facts
 from transport.cli.copy_limit import KINDS, CopyBuffers
 from transport.cli.options import rounded
 
+_SEED = 1000  # of the rounds: versions grow
 BUILD = Path(__file__).resolve().parents[2] / "build"
 
 
 def main() -> None:
     arguments = _arguments()
+    # Ended from outside it still ends what it has started, which a rival's own processes need.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     case = Case(arguments.model, arguments.source, arguments.target)
     found = [Found(way) for way in WAYS if arguments.only in way.name]
     groups: dict[str, Group] = {}
@@ -75,6 +79,7 @@ def _start(
         group = groups[found.way.name] = Group(found.way, case, interpreter, more)
         found.version = group.version
         turn(group, found, seed=0)
+        warm(group, seed=1)
     except (Missing, *FAILURES) as error:
         failed(found, error)
 
@@ -91,7 +96,7 @@ def _measure(found: list[Found], groups: dict[str, Group], case: Case, rounds: i
                 if it.reason:
                     continue
                 try:
-                    turn(groups[it.way.name], it, seed=number)
+                    turn(groups[it.way.name], it, seed=_SEED + number)
                 except FAILURES as error:
                     failed(it, error)
     return limits

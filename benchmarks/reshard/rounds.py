@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DRIVERS = Path(__file__).resolve().parent / "drivers"
 MEMORY = Path("/dev/shm")
+_WARM = 0.5  # seconds
 _AHEAD = 20_000_000  # ns: by then all ranks know that they are to begin
 
 
@@ -128,6 +129,17 @@ def turn(group: Group, found: Found, seed: int) -> None:
         found.first = seconds
     else:
         found.seconds.append(seconds)
+
+
+def warm(group: Group, seed: int) -> int:
+    """Syncs that are not counted, for half a second: a way may learn. Returns the next seed."""
+    end = time.monotonic() + _WARM
+    with group.turn():
+        while time.monotonic() < end:
+            group.ask("fill", "source", seed=seed)
+            group.sync(seed)
+            seed += 1
+    return seed
 
 
 def failed(found: Found, error: Exception) -> None:

@@ -41,9 +41,16 @@ class Way:
 _SAVE_LOAD = (("save", "source"), ("load", "target"))
 _TOGETHER = (("sync", "both"),)
 
+
+def _ours(name: str, memory: str, how: str, phases: tuple[tuple[str, str], ...]) -> Way:
+    return Way(name, "drive_ours.py", phases, {"memory": memory, "how": how}, "ours")
+
+
 WAYS = (
-    Way("ours, pool", "drive_ours.py", (("load", "target"),), {"memory": "pool"}, "ours"),
-    Way("ours, private", "drive_ours.py", (("load", "target"),), {"memory": "private"}, "ours"),
+    _ours("ours, live versions", "pool", "live", (("load", "target"),)),
+    _ours("ours, snapshots", "pool", "snapshot", _SAVE_LOAD),
+    _ours("ours, plan alone", "pool", "plan", (("load", "target"),)),
+    _ours("ours, plan alone, private memory", "private", "plan", (("load", "target"),)),
     Way("gloo all-gather, broadcast, slice", "drive_gloo.py", _TOGETHER, {"how": "gather"}),
     Way("gloo broadcast of shards, slice", "drive_gloo.py", _TOGETHER, {"how": "shards"}),
     Way("safetensors in /dev/shm", "drive_files.py", _SAVE_LOAD, files=True),

@@ -26,6 +26,7 @@ import torch
 from data import digest, part
 
 _PR_SET_PDEATHSIG = 1
+torch.set_num_threads(1)  # as torchrun has it: the ranks are more than the cores
 _SPIN = 500_000  # ns: a sleeper wakes no later than that
 _QUESTIONS = {"open", "connect", "fill", "clear", "digest", "close"}
 

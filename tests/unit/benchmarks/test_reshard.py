@@ -99,7 +99,7 @@ def test_wrong_bytes_do_not_count_and_are_shouted(case):
 
 @pytest.mark.slow
 def test_a_short_run_of_ours(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.reshard", "--quick", "--only", "ours, pool"]
+    command = [sys.executable, "-m", "benchmarks.reshard", "--quick", "--only", "live"]
     words = [*command, "--from", "fsdp=2", "--to", "dp=1", "--rounds", "1", "--out", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
