@@ -43,7 +43,7 @@ $(VENV)/.extension: $(VENV)/.packages bindings/build.py build/.native-list $(NAT
 
 # -------------------------------------------------------------------------------------------------- run
 .PHONY: demo bench submit-cost rdma-shell
-demo: setup ## the main job: a real model's weights go from one process to another, every way this machine has
+demo: setup ## the main job: a real model goes from 4 processes to 2 that shard it otherwise, every way this machine has
 	$(BIN)/transport demo
 
 bench: setup ## what each path of this machine gives, size by size

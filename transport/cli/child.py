@@ -43,16 +43,34 @@ class Child(Closing):
 
     def ask(self, what: str, *arguments: Any) -> Any:
         """The answer; raises ChildFailed."""
+        self.tell(what, *arguments)
+        return self.answer()
+
+    def tell(self, what: str, *arguments: Any) -> None:
+        """Asks, and does not wait: `answer` does. For several that shall work at once."""
         try:
             self._pipe.send((what, arguments))
+        except OSError:
+            raise self._ended() from None
+
+    def answer(self) -> Any:
+        """The next answer; raises ChildFailed."""
+        try:
             state, answer = self._pipe.recv()
         except (EOFError, OSError):
-            self._process.join(_END_TIMEOUT)
-            code = self._process.exitcode
-            raise ChildFailed(f"the second process ended (exit status {code})") from None
+            raise self._ended() from None
         if state != "ok":
             raise ChildFailed(f"in the second process: {answer}")
         return answer
+
+    def kill(self) -> None:
+        """Ends it at once, as kill -9 does."""
+        self._process.kill()
+        self._process.join()
+
+    def _ended(self) -> ChildFailed:
+        self._process.join(_END_TIMEOUT)
+        return ChildFailed(f"the second process ended (exit status {self._process.exitcode})")
 
     def close(self) -> None:
         self._pipe.close()

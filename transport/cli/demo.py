@@ -1,52 +1,47 @@
-"""`transport demo`: a real model goes from one process to another, every way there is here."""
+"""`transport demo`: a real model goes from four processes to two that shard it otherwise."""
 
 from __future__ import annotations
 
 import secrets
 import statistics
 import sys
-from dataclasses import asdict, dataclass
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from transport.cli import facts
-from transport.cli.bench_side import (
-    MEMORY,
-    listen_for,
-    open_engine,
-    pick_address,
-    require_provider,
-)
-from transport.cli.demo_model import MODES
+from transport.cli.bench_side import MEMORY, require_provider
+from transport.cli.demo_model import READERS, TRAINERS, VERSIONS
 from transport.cli.options import emit_json, json_option
 from transport.cli.progress import Progress
 from transport.errors import Unavailable
 from transport.types import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from transport.cli.child import Child
-    from transport.cli.demo_receiver import Pull
-    from transport.engine.engine import Engine
+    from transport.cli.demo_roles import Sync
 
 PROVIDERS = ("shm", "verbs", "tcp")
+_TOGETHER = 0.01  # seconds from asking the readers to their beginning, all at once
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way, one kind of memory, one mode: medians over the repetitions."""
+    """One way and one kind of memory: medians over the repetitions, all readers together."""
 
     provider: str
     path: str
     memory: str
-    mode: str
     gb_per_s: float
-    limit_gb_per_s: float  # this machine's best one-thread copy of as many bytes, same run
+    limit_gb_per_s: float  # the best copy of as many bytes by as many threads, same run
     share_of_limit: float
-    verified: bool
+    verified: bool  # every digest of every fetch, of all versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +55,12 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is moved. `tensors` are the originals, as the package ships them."""
+    """What is moved. `digests` are, by reader and version, of the slices of the file."""
 
     file: str
-    tensors: Mapping[str, Any]
-    digests: Mapping[str, str]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.tensors.values())
+    tensors: int
+    nbytes: int
+    digests: Sequence[Mapping[int, Mapping[str, str]]]
 
 
 @click.command("demo")
@@ -88,13 +80,17 @@ class Model:
 )
 @json_option
 def demo(wanted: tuple[str, ...], repeat: int, json_file: Path | None) -> None:
-    """Move the all-MiniLM-L6-v2 weights from one process to another and check every byte.
+    """Move the all-MiniLM-L6-v2 weights from four trainers to two readers that shard them
+    otherwise, and check every byte.
 
-    The sender keeps the weights in pool memory (the engine's, which a peer on this host maps), then
-    in private memory (torch's own). The receiver, a second process, reads them tensor by tensor,
-    then as one batch, and compares the SHA-256 of every tensor with the sender's, every time. The
-    table compares each rate with this machine's best one-thread copy of as many bytes, measured
-    right after each pull. A digest that differs makes the exit status 1.
+    Four processes hold rows of every tensor (FSDP), as slices of the file, in pool memory (the
+    engine's, which a peer on this host maps) and then in private memory. Two more fetch what they
+    need for tensor parallelism: columns of the matrices, and all of the vectors. They fetch three
+    versions, each of which the trainers make in the same memory; before the third one reader is
+    killed, and another takes its place. Every tensor's SHA-256 is compared with that of the file's
+    slice, at every fetch. The table compares the rate of both readers together, at the fetches
+    that follow, with this machine's best copy of as many bytes by two threads, measured right after
+    each. A digest that differs makes the exit status 1.
     """
     from transport.cli.demo_model import weights_file
 
@@ -126,79 +122,149 @@ def split_usable(wanted: Sequence[str]) -> tuple[list[str], list[Skip]]:
 
 
 def run(file: Path, providers: Sequence[str], repeat: int) -> tuple[Model, list[Row]]:
-    """Starts the receiver, loads the model meanwhile, measures everything."""
-    from transport.cli.child import Child
-    from transport.cli.demo_model import digest, load
-    from transport.cli.demo_receiver import receive
-
-    secret = secrets.token_bytes(32)  # this run's own: no file of the user is touched
-    total = len(providers) * len(MEMORY) * len(MODES) * repeat
-    with Child(receive, secret) as receiver, Progress(total) as progress:
+    """Starts the trainers and readers, slices the file meanwhile, measures everything."""
+    total = len(providers) * len(MEMORY) * (len(VERSIONS) + repeat)
+    with ExitStack() as stack:
+        cluster = stack.enter_context(Cluster(file))
+        progress = stack.enter_context(Progress(total))
         progress.say(f"loading {file.name}")
-        tensors = load(file)
-        model = Model(str(file), tensors, {name: digest(it) for name, it in tensors.items()})
-        bench = Bench(receiver, model, secret, repeat, progress)
-        return model, [row for provider in providers for row in bench.provider(provider)]
+        model = load(file)
+        bench = Bench(cluster, model, repeat, progress)
+        return model, [bench.row(name, memory) for name in providers for memory in MEMORY]
+
+
+def load(file: Path) -> Model:
+    """What the readers are to hold, by slicing the file."""
+    from transport.cli.demo_model import digests_of, layouts
+
+    source, target = layouts(file)
+    digests = [digests_of(file, target, rank) for rank in range(READERS)]
+    return Model(str(file), len(source), source.nbytes, digests)
+
+
+class Cluster(ExitStack):
+    """The processes: trainers and readers. This run's secret is its own: no file is touched."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file, self._secret = file, secrets.token_bytes(32)
+        self.trainers: list[Child] = []
+        self.readers: list[Child] = []
+
+    def __enter__(self) -> Cluster:
+        from transport.cli.demo_roles import train
+
+        self.trainers += [self._start(train, rank) for rank in range(TRAINERS)]
+        self.readers += [self._reader(rank) for rank in range(READERS)]
+        return self
+
+    def restart_reader(self, rank: int) -> None:
+        """Kills it, as a crash would; another one takes its place."""
+        self.readers[rank].kill()
+        self.readers[rank] = self._reader(rank)
+
+    def _reader(self, rank: int) -> Child:
+        from transport.cli.demo_roles import read
+
+        return self._start(read, rank)
+
+    def _start(self, role: Any, rank: int) -> Child:
+        from transport.cli.child import Child
+
+        return self.enter_context(Child(role, self._file, rank, self._secret))
+
+
+def ask_all(children: Sequence[Child], what: str, *arguments: Any) -> list[Any]:
+    """The same question to all, who answer at the same time."""
+    for child in children:
+        child.tell(what, *arguments)
+    return [child.answer() for child in children]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """What all readers got at one time."""
+
+    gb_per_s: float
+    syncs: Sequence[Sync]
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The sender's side of the measuring."""
+    """The parent's side of the measuring."""
 
-    receiver: Child
+    cluster: Cluster
     model: Model
-    secret: bytes
     repeat: int
     progress: Progress
+    fetches: list[Fetch] = field(default_factory=list[Fetch])
 
-    def provider(self, name: str) -> Iterator[Row]:
-        listen = listen_for(name)
-        with open_engine("sender", name, secret=self.secret, listen=listen) as engine:
-            self.receiver.ask("connect", name, pick_address(engine.addresses, name))
-            for memory in MEMORY:
-                yield from self._memory(engine, name, memory)
+    def row(self, provider: str, memory: str) -> Row:
+        """Three versions, with a reader restarted before the last; then that again, timed."""
+        self.fetches.clear()
+        where = ask_all(self.cluster.trainers, "open", provider, memory)
+        ask_all(self.cluster.readers, "open", provider, memory, where)
+        for version in VERSIONS:
+            self.progress.say(f"{provider}, {memory} memory, version {version}")
+            ask_all(self.cluster.trainers, "publish", version)
+            if version == VERSIONS[-1]:
+                self.cluster.restart_reader(1)
+                self.cluster.readers[1].ask("open", provider, memory, where)
+            self._fetch(version)
+        first = len(self.fetches)
+        limits = [self._again() for _ in range(self.repeat)]
+        return make_row(self.fetches, first, limits, memory)
 
-    def _memory(self, engine: Engine, name: str, memory: str) -> Iterator[Row]:
-        from transport.cli.demo_model import place
+    def _again(self) -> dict[str, float]:
+        """The last version once more, and right after it a copy of as many bytes, each way."""
+        from transport.cli.demo_roles import COPIES
 
-        placed = place(engine, self.model.tensors, memory)
-        regions = {key: engine.register(it, access="read") for key, it in placed.items()}
-        handles = {key: region.remote() for key, region in regions.items()}
-        self.receiver.ask("prepare", memory, handles, self.model.digests)
-        for mode in MODES:
-            yield self._mode(name, memory, mode)
-        for region in regions.values():
-            region.close()
+        self._fetch(VERSIONS[-1])
+        nbytes = sum(sync.nbytes for sync in self.fetches[-1].syncs)
+        rates: dict[str, float] = {}
+        for kind in COPIES:
+            at = time.monotonic() + _TOGETHER
+            ends = ask_all(self.cluster.readers, "copy", kind, at)
+            if None not in ends:
+                rates[kind] = nbytes / (max(ends) - at) / 1e9
+        return rates
 
-    def _mode(self, name: str, memory: str, mode: str) -> Row:
-        self.progress.say(f"{name}, {memory} memory, {mode}")
-        # The first finds the path and maps the memory: checked as the others are, not timed.
-        pulls: list[Pull] = [self.receiver.ask("pull", mode)]
-        for _ in range(self.repeat):
-            pulls.append(self.receiver.ask("pull", mode))
-            self.progress.advance()
-        return make_row(pulls, self.model.nbytes, memory, mode)
+    def _fetch(self, version: int) -> None:
+        at = time.monotonic() + _TOGETHER
+        for reader, digests in zip(self.cluster.readers, self.model.digests):
+            reader.tell("fetch", version, digests[version], at)
+        syncs = [reader.answer() for reader in self.cluster.readers]
+        nbytes = sum(sync.nbytes for sync in syncs)
+        rate = nbytes / (max(sync.ended for sync in syncs) - at) / 1e9
+        self.fetches.append(Fetch(rate, syncs))
+        self.progress.advance()
 
 
-def make_row(pulls: Sequence[Pull], size: int, memory: str, mode: str) -> Row:
-    """The first pull counts for the digests only."""
-    rate = size / statistics.median(pull.seconds for pull in pulls[1:]) / 1e9
-    limit = max(
-        size / statistics.median(pull.copy_ns[kind] for pull in pulls[1:])
-        for kind in pulls[0].copy_ns
-    )
-    right = not any(pull.wrong for pull in pulls)
-    last = pulls[-1]
-    return Row(last.provider, last.path, memory, mode, rate, limit, rate / limit, right)
+def make_row(
+    fetches: Sequence[Fetch], first: int, limits: Sequence[Mapping[str, float]], memory: str
+) -> Row:
+    """The fetches before `first` count for the digests only."""
+    rate = statistics.median(fetch.gb_per_s for fetch in fetches[first:])
+    limit = max(statistics.median(found[kind] for found in limits) for kind in limits[0])
+    syncs = [sync for fetch in fetches for sync in fetch.syncs]
+    carried = {how: 0 for sync in syncs for how in sync.carried}
+    paths = [how.rstrip(")").split(" (") for how in carried]
+    provider, path = ("+".join(dict.fromkeys(it)) for it in zip(*paths))
+    right = not any(sync.wrong for sync in syncs)
+    return Row(provider, path, memory, rate, limit, rate / limit, right)
 
 
 def to_json(
     model: Model, rows: Sequence[Row], skipped: Sequence[Skip], repeat: int
 ) -> dict[str, Any]:
     return {
-        "schema": 1,
+        "schema": 2,
         "host": facts.host(),
-        "model": {"file": model.file, "tensors": len(model.tensors), "bytes": model.nbytes},
+        "model": {"file": model.file, "tensors": model.tensors, "bytes": model.nbytes},
+        "trainers": TRAINERS,
+        "readers": READERS,
+        "versions": list(VERSIONS),
+        "restarted": 1,
         "repeat": repeat,
         "rows": [asdict(row) for row in rows],
         "skipped": [asdict(skip) for skip in skipped],
@@ -206,13 +272,16 @@ def to_json(
 
 
 # Narrow enough for 80 columns. "limit" is this machine's best copy in GB/s, "share" GB/s of it.
-_COLUMNS = ("provider", "path", "memory", "tensors", "GB/s", "limit", "share", "SHA-256")
+_COLUMNS = ("provider", "path", "memory", "GB/s", "limit", "share", "SHA-256")
 _WIDTH = 78
 
 
 def table(model: Model, rows: Sequence[Row], skipped: Sequence[Skip]) -> str:
     """A rich table on a terminal, plain columns where stdout is something else."""
-    title = f"all-MiniLM-L6-v2: {len(model.tensors)} tensors, {format_bytes(model.nbytes)}"
+    title = (
+        f"all-MiniLM-L6-v2: {model.tensors} tensors, {format_bytes(model.nbytes)}, from {TRAINERS}"
+        f" trainers to {READERS} readers"
+    )
     cells = [_cells(model, row) for row in rows]
     drawn = _drawn(title, cells) if sys.stdout.isatty() else _plain(title, cells)
     notes = [f"{it.reason}; {it.remedy}".rstrip("; ") for it in skipped]
@@ -220,12 +289,11 @@ def table(model: Model, rows: Sequence[Row], skipped: Sequence[Skip]) -> str:
 
 
 def _cells(model: Model, row: Row) -> list[str]:
-    count = len(model.tensors)
+    count = model.tensors * READERS * len(VERSIONS)
     return [
         row.provider,
         row.path,
         row.memory,
-        row.mode,
         f"{row.gb_per_s:.2f}",
         f"{row.limit_gb_per_s:.2f}",
         f"{row.share_of_limit:.2f}",

@@ -135,6 +135,8 @@ class Execution(Closing):
             if self._run is not None and not self._run.over:
                 raise InvalidUse("the run before is not over; wait for it, or cancel it and wait")
             self._binding.sources.check()
+            for parcel in (*self._parcels, *self._spare):  # of a run that was cut short
+                parcel.wait_quiet(seconds)
             if self._outdated:
                 self._prepare()
             total = sum(parcel.nbytes for parcel in self._parcels)

@@ -98,4 +98,4 @@ def _from_files(
         local = {name: tensors[name] for name in shapes}
         with Execution(engine, files.layout, target, rank, remote=files, local=local) as execution:
             report = execution.run(deadline, progress)
-    return Fetched(found, report.bytes, report.seconds, 1)
+    return Fetched(found, report.bytes, report.seconds, 1, report.carried)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from transport.engine.engine import Engine
+    from transport.sharding.run import Report
     from transport.sharding.state import StateLayout
 
     # From the group's layout the one that is wanted, and the tensors of this rank in it.
@@ -48,6 +49,7 @@ class Fetched(NamedTuple):
     nbytes: int
     seconds: float
     attempts: int  # 1: at once; more where versions moved or sources went away
+    carried: Mapping[str, int]  # bytes by provider and path, as in Report
 
 
 class Subscription(Handle):
@@ -120,8 +122,8 @@ class Subscription(Handle):
         while True:
             attempts += 1
             try:
-                found, nbytes = self._attempt(wanted, newest, clock, progress)
-                return Fetched(found, nbytes, clock.spent, attempts)
+                found, report = self._attempt(wanted, newest, clock, progress)
+                return Fetched(found, report.bytes, clock.spent, attempts, report.carried)
             except (VersionGone, DeadlineExceeded):
                 raise
             except VersionMoved as error:
@@ -154,7 +156,7 @@ class Subscription(Handle):
         newest: int | None,
         clock: Clock,
         progress: Any,
-    ) -> tuple[int, int]:
+    ) -> tuple[int, Report]:
         if self._pull is not None:
             self._group.seek()
             if self._group.returned:
@@ -173,7 +175,7 @@ class Subscription(Handle):
         self._version = None
         report = pull.read(choice, clock, progress)
         self._version = self._last = choice.version
-        return choice.version, report.bytes
+        return choice.version, report
 
     def _join(self, clock: Clock) -> Pull:
         self._group.join(clock)

@@ -6,7 +6,8 @@ import pytest
 import transport
 from transport.cli.bench_p2p import Plan, find_region, places, timed
 from transport.cli.bench_side import is_pattern, pattern, pick_address
-from transport.cli.demo import Model, Skip, make_row, table
+from transport.cli.demo import Fetch, Model, Skip, make_row, table
+from transport.cli.demo_roles import Sync
 from transport.errors import InvalidUse, Unavailable
 
 
@@ -79,30 +80,25 @@ def test_the_address_follows_the_provider():
         pick_address(("unix:@x",), "verbs")
 
 
-class Tensor:
-    nbytes = 100
+MODEL = Model("file", 104, 200, ({}, {}))
+LIMITS = ({"memcpy": 2.0, "streaming": 4.0}, {"memcpy": 3.0, "streaming": 4.0})
 
 
-class Pull:
-    def __init__(self, seconds, wrong=()):
-        self.seconds, self.wrong = seconds, wrong
-        self.copy_ns = {"memcpy": 100, "streaming": 50}
-        self.provider, self.path = "shm", "mapped"
+def fetch(rate, *wrong):
+    return Fetch(rate, [Sync(1, 100, 0.0, {"shm (mapped)": 100}, wrong), Sync(1, 1, 0.0, {}, ())])
 
 
-MODEL = Model("file", {"a": Tensor(), "b": Tensor()}, {})
-
-
-def test_a_demo_row_has_medians_without_the_first_pull():
-    row = make_row([Pull(9.0), Pull(100e-9), Pull(100e-9)], 200, "pool", "one batch")
+def test_a_demo_row_has_medians_without_the_first_fetches():
+    row = make_row([fetch(9.0), fetch(2.0), fetch(2.0)], 1, LIMITS, "pool")
+    assert (row.provider, row.path) == ("shm", "mapped")
     assert row.gb_per_s == pytest.approx(2.0)
     assert row.limit_gb_per_s == pytest.approx(4.0)
     assert row.share_of_limit == pytest.approx(0.5)
     assert row.verified
 
 
-def test_one_wrong_digest_in_any_pull_shows():
-    row = make_row([Pull(1e-9, ("a",)), Pull(1e-9)], 200, "pool", "one batch")
+def test_one_wrong_digest_in_any_fetch_shows():
+    row = make_row([fetch(1.0, "a"), fetch(1.0)], 1, LIMITS, "pool")
     assert not row.verified
     text = table(MODEL, [row], [Skip("verbs", "verbs: no device", "buy one")])
     assert "DIFFERENT" in text

@@ -17,3 +17,14 @@ def test_answers_errors_and_the_end():
         assert child.ask("times", 2) == 6  # an error does not end it
         with pytest.raises(ChildFailed, match="exit status 3"):
             child.ask("crash")
+
+
+def test_several_work_at_once_and_one_is_killed():
+    with Child(answering, 3) as one, Child(answering, 5) as other:
+        for child in (one, other):
+            child.tell("times", 2)
+        assert [child.answer() for child in (one, other)] == [6, 10]
+        other.kill()
+        with pytest.raises(ChildFailed, match="exit status -9"):
+            other.ask("times", 2)
+        assert one.ask("times", 3) == 9
