@@ -173,8 +173,13 @@ int tn_transfer_abandon(struct tn_transfer *transfer, uint64_t cookie);
 void tn_transfer_release(struct tn_transfer *transfer);
 int tn_prepare(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out);
 int tn_transfer_start(struct tn_transfer *transfer, uint64_t lifetime_ns);
+struct tn_run_outcome {
+    int32_t started;
+    int32_t brief;
+};
 int tn_transfer_run(struct tn_transfer *transfer, uint64_t lifetime_ns, uint64_t timeout_ns,
-                    int32_t *started);
+                    struct tn_run_outcome *run);
+int tn_transfer_run_at_once(struct tn_transfer *transfer);
 int tn_transfer_seal(struct tn_transfer *transfer);
 
 int tn_queue_open(struct tn_engine *engine, struct tn_queue **out);

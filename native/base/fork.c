@@ -10,6 +10,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int *guarded;
 static size_t count, capacity;
+static uint32_t generation;
 
 /* fork() runs while nobody changes the list, so that the child finds it whole. */
 static void before_fork(void)
@@ -27,6 +28,7 @@ static void in_child(void)
     for (size_t i = 0; i < count; i++)
         close(guarded[i]);
     count = 0;
+    generation++;
     pthread_mutex_unlock(&lock);
 }
 
@@ -57,6 +59,12 @@ int tn_fork_guard(int fd)
         guarded[count++] = fd;
     pthread_mutex_unlock(&lock);
     return status;
+}
+
+uint32_t tn_fork_generation(void)
+{
+    pthread_once(&once, register_handlers);
+    return generation;
 }
 
 void tn_fork_forget(int fd)

@@ -111,11 +111,11 @@ static uint64_t stage_whole(void)
 static uint64_t stage_prepared(void)
 {
     static struct tn_transfer *transfer;
-    int32_t started;
+    struct tn_run_outcome begun = {0};
     if (!transfer)
         CHECK(tn_prepare(a.peer, &batch, &transfer) == TN_OK);
     uint64_t began = tn_now();
-    CHECK(tn_transfer_run(transfer, TN_NO_DEADLINE, 60 * SECOND, &started) == TN_OK);
+    CHECK(tn_transfer_run(transfer, TN_NO_DEADLINE, 60 * SECOND, &begun) == TN_OK);
     return tn_now() - began;
 }
 
@@ -123,7 +123,7 @@ static uint64_t stage_prepared(void)
 static uint64_t stage_small(void)
 {
     static struct tn_transfer *transfer;
-    int32_t started;
+    struct tn_run_outcome begun = {0};
     if (!transfer) {
         struct tn_batch one = batch;
         ranges[0].length = 8;
@@ -133,7 +133,7 @@ static uint64_t stage_small(void)
     wait = 20;
     uint64_t began = tn_now();
     for (uint32_t i = 0; i < COUNT; i++)
-        CHECK(tn_transfer_run(transfer, 60 * SECOND, 60 * SECOND, &started) == TN_OK);
+        CHECK(tn_transfer_run(transfer, 60 * SECOND, 60 * SECOND, &begun) == TN_OK);
     uint64_t ns = tn_now() - began;
     wait = 0;
     return ns;

@@ -146,6 +146,7 @@ static bool is_drained(struct tn_engine *engine)
 
 void tn_engine_close(struct tn_engine *engine)
 {
+    tn_prepared_release_all(engine); /* a run at once is nobody's concern but its caller's */
     close_peers(engine);
     bool drained = is_drained(engine);
     for (int i = 0; i < 5000 && !drained; i++) {
@@ -154,7 +155,6 @@ void tn_engine_close(struct tn_engine *engine)
         drained = is_drained(engine);
     }
     tn_progress_fini(engine);
-    tn_prepared_release_all(engine);
     if (drained)
         tn_regions_close_in_providers(engine);
     for (int i = TN_MAX_PROVIDERS - 1; i >= 0; i--) {

@@ -3,6 +3,7 @@
 #include <sched.h>
 #include <unistd.h>
 
+#include "base/fork.h"
 #include "engine/engine.h"
 
 #define YIELDS 64
@@ -17,7 +18,8 @@ int tn_prepare(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tra
         return status;
     tn_transfer_unuse_regions(transfer);
     tn_peer_reference(peer);
-    transfer->home = peer;
+    transfer->generation = tn_fork_generation();
+    atomic_store(&transfer->home, peer);
     pthread_mutex_lock(&peer->engine->active_lock);
     tn_list_append(&peer->engine->prepared, &transfer->prepared);
     pthread_mutex_unlock(&peer->engine->active_lock);
@@ -25,12 +27,14 @@ int tn_prepare(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tra
     return TN_OK;
 }
 
+/* Whoever is about to start it has seen its home, or will not find it. */
 void tn_prepared_release(struct tn_transfer *transfer)
 {
-    struct tn_peer *peer = transfer->home;
+    struct tn_peer *peer = atomic_exchange(&transfer->home, NULL);
     if (!peer)
         return;
-    transfer->home = NULL;
+    while (atomic_load(&transfer->starting))
+        usleep(10);
     pthread_mutex_lock(&peer->engine->active_lock);
     tn_list_remove(&transfer->prepared);
     pthread_mutex_unlock(&peer->engine->active_lock);
@@ -65,13 +69,12 @@ static bool is_alone(struct tn_transfer *transfer)
     return true;
 }
 
-static int start(struct tn_transfer *transfer, uint64_t lifetime_ns)
+static int start(struct tn_transfer *transfer, struct tn_peer *peer, uint64_t lifetime_ns)
 {
-    struct tn_peer *peer = transfer->home;
     int state = atomic_load(&peer->state);
     if (state < 0)
         return tn_fail(state, "%s", peer->text);
-    if (!tn_transfer_quiet(transfer) || !is_alone(transfer))
+    if (!tn_transfer_is_quiet(transfer) || !is_alone(transfer))
         return tn_fail(TN_AGAIN, "the run before is not over yet, or its bytes may still move");
     int status = tn_transfer_use_regions(transfer);
     if (status != TN_OK)
@@ -84,34 +87,104 @@ static int start(struct tn_transfer *transfer, uint64_t lifetime_ns)
     return status;
 }
 
-static int start_alone(struct tn_transfer *transfer, uint64_t lifetime_ns, bool awaited)
+static void leave(struct tn_transfer *transfer)
 {
-    if (!transfer->home)
-        return tn_fail(TN_INVALID, "only a prepared transfer can be started");
+    atomic_store_explicit(&transfer->starting, 0, memory_order_release);
+}
+
+/* While it is taken the peer stays, and with it the engine. */
+static int take(struct tn_transfer *transfer, struct tn_peer **peer)
+{
     if (atomic_exchange(&transfer->starting, 1))
         return tn_fail(TN_AGAIN, "another thread is starting this transfer");
-    transfer->awaited = awaited;
-    int status = start(transfer, lifetime_ns);
-    atomic_store_explicit(&transfer->starting, 0, memory_order_release);
-    return status;
+    *peer = atomic_load(&transfer->home);
+    if (*peer)
+        return TN_OK;
+    leave(transfer);
+    return tn_fail(TN_INVALID,
+                   "only a prepared transfer can be started, and while its engine is open");
 }
 
 int tn_transfer_start(struct tn_transfer *transfer, uint64_t lifetime_ns)
 {
-    return start_alone(transfer, lifetime_ns, false);
+    struct tn_peer *peer;
+    int status = take(transfer, &peer);
+    if (status != TN_OK)
+        return status;
+    transfer->awaited = false;
+    status = start(transfer, peer, lifetime_ns);
+    leave(transfer);
+    return status;
+}
+
+/* The next run can do without what lets others wait for it, cancel it or give it a deadline. */
+static bool is_brief(struct tn_transfer *transfer, struct tn_peer *peer)
+{
+    const struct tn_link_ops *ops = transfer->link_ops;
+    return ops && ops->at_once && !transfer->notify &&
+           transfer->bytes <= transfer->host->chunk_bytes && tn_transfer_is_quiet(transfer) &&
+           tn_transfer_status(transfer) == TN_OK && is_alone(transfer) &&
+           atomic_load(&peer->state) == TN_OK && !atomic_load(&transfer->sealed) &&
+           transfer->generation == tn_fork_generation();
+}
+
+static void count_run(struct tn_transfer *transfer, struct tn_peer *peer, uint64_t begun)
+{
+    atomic_fetch_add_explicit(&peer->operations[transfer->provider], 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&peer->bytes[transfer->provider], transfer->bytes,
+                              memory_order_relaxed);
+    pthread_mutex_lock(&transfer->lock);
+    transfer->submitted_ns = begun;
+    transfer->ended_ns = tn_now();
+    atomic_store_explicit(&transfer->former, TN_OK, memory_order_relaxed);
+    atomic_fetch_add_explicit(&transfer->runs, 1, memory_order_release);
+    pthread_mutex_unlock(&transfer->lock);
+}
+
+/* A whole run of a small transfer, which is over before anybody could look: for others it has not
+ * begun until it has ended. False: nothing has been said or counted, and it has to be started. */
+static bool move_at_once(struct tn_transfer *transfer, struct tn_peer *peer)
+{
+    if (!is_brief(transfer, peer) || tn_transfer_use_regions(transfer) != TN_OK)
+        return false;
+    uint64_t begun = tn_now();
+    bool moved = transfer->link_ops->at_once(transfer->link, transfer);
+    tn_transfer_unuse_regions(transfer);
+    if (moved)
+        count_run(transfer, peer, begun);
+    return moved;
+}
+
+int tn_transfer_run_at_once(struct tn_transfer *transfer)
+{
+    struct tn_peer *peer;
+    if (take(transfer, &peer) != TN_OK)
+        return TN_AGAIN;
+    bool moved = move_at_once(transfer, peer);
+    leave(transfer);
+    return moved ? TN_OK : TN_AGAIN;
 }
 
 int tn_transfer_run(struct tn_transfer *transfer, uint64_t lifetime_ns, uint64_t timeout_ns,
-                    int32_t *started)
+                    struct tn_run_outcome *run)
 {
-    *started = start_alone(transfer, lifetime_ns, true);
-    return *started == TN_OK ? tn_transfer_wait(transfer, timeout_ns) : *started;
+    struct tn_peer *peer;
+    run->brief = 0;
+    run->started = take(transfer, &peer);
+    if (run->started != TN_OK)
+        return run->started;
+    transfer->awaited = true;
+    run->started = start(transfer, peer, lifetime_ns);
+    run->brief = run->started == TN_OK && is_brief(transfer, peer);
+    leave(transfer);
+    return run->started == TN_OK ? tn_transfer_wait(transfer, timeout_ns) : run->started;
 }
 
 int tn_transfer_seal(struct tn_transfer *transfer)
 {
     pthread_mutex_lock(&transfer->lock);
-    transfer->sealed = true;
+    /* A run at once looks at this after it has said that it is starting. */
+    atomic_store(&transfer->sealed, true);
     int quiet = tn_transfer_quiet(transfer);
     pthread_mutex_unlock(&transfer->lock);
     return quiet;

@@ -453,12 +453,14 @@ static void *background(void *argument)
     prctl(PR_SET_NAME, "transport", 0, 0, 0);
     uint32_t copies = 0;
     struct sight last = {0};
+    tn_life_begin(tn_regions_life(engine->host.regions));
     while (!atomic_load(&engine->stopping)) {
         uint32_t word = atomic_load(&engine->background_word);
         bool copied = tn_work_run(engine);
         if (!copied || ++copies % COPIES_BETWEEN_POLLS == 0)
             drive_in_background(engine, word, &last, copied);
     }
+    tn_life_end(tn_regions_life(engine->host.regions));
     return NULL;
 }
 

@@ -12,7 +12,7 @@ int tn_transfer_status(struct tn_transfer *transfer)
 
 int tn_transfer_quiet(struct tn_transfer *transfer)
 {
-    return (int)atomic_load_explicit(&transfer->is_quiet, memory_order_acquire);
+    return tn_transfer_is_quiet(transfer) && !atomic_load(&transfer->starting);
 }
 
 void tn_transfer_result(struct tn_transfer *transfer, struct tn_result *out)
@@ -55,7 +55,7 @@ static bool has_ended(void *argument)
 
 static bool has_quieted(void *argument)
 {
-    return tn_transfer_quiet(((struct run *)argument)->transfer) || is_past(argument);
+    return tn_transfer_is_quiet(((struct run *)argument)->transfer) || is_past(argument);
 }
 
 int tn_transfer_wait(struct tn_transfer *transfer, uint64_t timeout_ns)
@@ -98,7 +98,7 @@ int tn_transfer_watch(struct tn_transfer *transfer, struct tn_queue *queue, uint
 int tn_transfer_abandon(struct tn_transfer *transfer, uint64_t cookie)
 {
     pthread_mutex_lock(&transfer->lock);
-    bool quiet = tn_transfer_quiet(transfer);
+    bool quiet = tn_transfer_is_quiet(transfer);
     if (!quiet) {
         transfer->abandoned = true;
         transfer->abandon_cookie = cookie;

@@ -18,7 +18,7 @@ struct tn_regions {
     struct tn_region **slots; /* by number; both arrays are touched only as far as they are used */
     uint64_t last_generation; /* one counter for all: what peers map is never read back */
     struct tn_sealed directory;
-    _Atomic uint64_t *words; /* the directory */
+    _Atomic uint64_t *words; /* the directory's */
     int reader;
 
     pthread_mutex_t guards_lock;
@@ -34,7 +34,7 @@ static void free_tables(struct tn_regions *regions)
 
 static int open_directory(struct tn_regions *regions)
 {
-    uint64_t bytes = ((uint64_t)regions->max + 1) * sizeof(uint64_t);
+    uint64_t bytes = sizeof(struct tn_directory) + ((uint64_t)regions->max + 1) * sizeof(uint64_t);
     int status = tn_sealed_open("transport-directory", bytes, false, &regions->directory);
     if (status != TN_OK)
         return status;
@@ -43,8 +43,10 @@ static int open_directory(struct tn_regions *regions)
         tn_sealed_close(&regions->directory);
         return regions->reader;
     }
-    regions->words = regions->directory.address;
-    atomic_store_explicit(&regions->words[0], TN_DIRECTORY_MAGIC, memory_order_release);
+    struct tn_directory *directory = regions->directory.address;
+    regions->words = directory->words;
+    tn_life_init(&directory->life);
+    atomic_store_explicit(&directory->magic, TN_DIRECTORY_MAGIC, memory_order_release);
     return TN_OK;
 }
 
@@ -103,6 +105,11 @@ int tn_regions_directory_fd(struct tn_regions *regions)
 uint64_t tn_regions_directory_bytes(struct tn_regions *regions)
 {
     return regions->directory.bytes;
+}
+
+struct tn_life *tn_regions_life(struct tn_regions *regions)
+{
+    return &((struct tn_directory *)regions->directory.address)->life;
 }
 
 /* Says where in the segment the region lies; memory mapped with the wrong rights is not offered for

@@ -5,9 +5,11 @@
 
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/list.h"
+#include "memory/life.h"
 #include "transport_native.h"
 
 struct tn_regions;
@@ -29,15 +31,25 @@ struct tn_region {
     void *provider_data[TN_MAX_PROVIDERS]; /* e.g. memory registrations */
 };
 
-/* The directory: one word per region number, its generation while the region is live. In a memfd of
- * `bytes` bytes; the fd is read-only for peers. Numbers begin at 1: word 0 holds
- * TN_DIRECTORY_MAGIC. A slot's generation only grows. */
-#define TN_DIRECTORY_MAGIC 0x544e4449524f4e45u
+/* What peers on this host map, read-only: a memfd of `bytes` bytes. Numbers begin at 1; a word's
+ * generation only grows. */
+#define TN_DIRECTORY_MAGIC 0x544e4449524f4e46u
+struct tn_directory {
+    _Atomic uint64_t magic;
+    uint64_t unused[7];
+    union {
+        struct tn_life life; /* of the engine's process */
+        uint64_t room[8];
+    };
+    _Atomic uint64_t words[]; /* by region number: its generation while the region is live */
+};
+_Static_assert(offsetof(struct tn_directory, words) == 128, "peers map the directory");
 
 int tn_regions_open(uint32_t max_regions, struct tn_regions **out);
 void tn_regions_close(struct tn_regions *regions);
 int tn_regions_directory_fd(struct tn_regions *regions); /* borrowed, read-only */
 uint64_t tn_regions_directory_bytes(struct tn_regions *regions);
+struct tn_life *tn_regions_life(struct tn_regions *regions);
 
 /* A new number (or a recycled one with a higher generation) and a random key. */
 int tn_regions_add(struct tn_regions *regions, void *address, uint64_t length, uint32_t access,

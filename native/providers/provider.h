@@ -17,7 +17,7 @@
 #include "memory/region.h"
 #include "transport_native.h"
 
-#define TN_PROVIDER_ABI 3
+#define TN_PROVIDER_ABI 4
 
 struct tn_host;
 struct tn_transfer;
@@ -103,6 +103,10 @@ struct tn_link_ops {
     /* Begins: says which path (tn_transfer_set_path). May complete it within the call, but the
      * transfer is not quiet before start returns. A failure is reported through the transfer. */
     void (*start)(void *link, struct tn_transfer *transfer);
+    /* Moves all of a small transfer within the call, which the engine has not begun: whose last run
+     * it was that went by this link, and whose local regions are held. False: something is in the
+     * way, and the engine begins it as usual. Optional. */
+    bool (*at_once)(void *link, struct tn_transfer *transfer);
     /* Sends the transfer's notification (all of its pieces are done; a credit is held): calls
      * tn_notify_done. NULL: the peer's stream carries it. */
     void (*notify)(void *link, struct tn_transfer *transfer);

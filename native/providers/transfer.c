@@ -84,10 +84,10 @@ static bool next_rows(const struct tn_transfer *transfer, const struct tn_range 
 
 /* One look at each row: it continues the piece before it as far as that may grow, or is the next
  * one. A batch has many ranges: this loop is what each of them costs here. */
-static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
-                       uint64_t each, uint64_t total)
+int tn_transfer_pieces(const struct tn_transfer *transfer, struct tn_cursor *cursor,
+                       struct tn_piece *pieces, int capacity, uint64_t each, uint64_t total)
 {
-    struct tn_cursor at = transfer->cursor;
+    struct tn_cursor at = *cursor;
     const struct tn_range *range = transfer->ranges + at.range;
     const struct tn_range *end = transfer->ranges + transfer->n_ranges;
     struct tn_piece *next = pieces, *full = pieces + capacity;
@@ -127,7 +127,7 @@ static int take_pieces(struct tn_transfer *transfer, struct tn_piece *pieces, in
         }
     }
     at.range = (uint64_t)(range - transfer->ranges);
-    transfer->cursor = at;
+    *cursor = at;
     return (int)(next - pieces);
 }
 
@@ -165,7 +165,8 @@ int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int 
     pthread_mutex_lock(&transfer->lock);
     if (!transfer->issued_all) {
         count = transfer->n_returned ? take_returned(transfer, pieces, capacity, each, total)
-                                     : take_pieces(transfer, pieces, capacity, each, total);
+                                     : tn_transfer_pieces(transfer, &transfer->cursor, pieces,
+                                                          capacity, each, total);
         atomic_fetch_add_explicit(&transfer->outstanding, (uint64_t)count, memory_order_relaxed);
         if (!transfer->n_returned && transfer->cursor.range == transfer->n_ranges)
             drop = mark_issued_all(transfer);

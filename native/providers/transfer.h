@@ -107,13 +107,14 @@ struct tn_transfer {
     struct tn_list retired;
 
     /* Of a prepared transfer (prepared.c): */
-    struct tn_peer *home;      /* a reference; NULL: it is not one */
-    struct tn_list prepared;   /* in the engine's list of them */
-    _Atomic uint32_t starting; /* somebody is about to start it */
-    _Atomic uint32_t runs;     /* that have begun */
-    _Atomic int32_t former;    /* status of the run before */
-    bool sealed;               /* no run begins any more; under lock */
-    bool awaited;              /* who starts it waits for its end */
+    _Atomic(struct tn_peer *) home; /* a reference; NULL: it is not one, or is none any more */
+    uint32_t generation;            /* of forked children */
+    struct tn_list prepared;        /* in the engine's list of them */
+    _Atomic uint32_t starting;      /* somebody is about to start it */
+    _Atomic uint32_t runs;          /* that have begun */
+    _Atomic int32_t former;         /* status of the run before */
+    _Atomic bool sealed;            /* no run begins any more; changed under lock */
+    bool awaited;                   /* who starts it waits for its end */
 };
 
 /* Whether it is copied by the thread that starts it: to wake another would cost more, or that
@@ -136,6 +137,9 @@ static inline bool tn_op_is_atomic(uint32_t op)
  * left, or the transfer has failed. */
 int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
                      uint64_t each, uint64_t total);
+/* The pieces from the cursor on, as above, of which nobody keeps count. */
+int tn_transfer_pieces(const struct tn_transfer *transfer, struct tn_cursor *cursor,
+                       struct tn_piece *pieces, int capacity, uint64_t each, uint64_t total);
 /* Nothing is left to hand out, unless something is returned: a link need not keep it queued. */
 static inline bool tn_transfer_exhausted(struct tn_transfer *transfer)
 {
@@ -149,7 +153,8 @@ void tn_transfer_return(struct tn_transfer *transfer, const struct tn_piece *pie
  * unless a reference is held. */
 void tn_piece_done(struct tn_transfer *transfer, uint64_t count);
 /* Ends the transfer with its first real error (TN_FLUSHED yields to any other that comes before it
- * is quiet) and hands out nothing more. Pieces in flight are still reported with tn_piece_done. */
+ * is quiet) and hands out nothing more. Pieces in flight are still reported with tn_piece_done. Of
+ * a transfer that is not under way it does nothing. */
 void tn_transfer_fail(struct tn_transfer *transfer, int status, int error, uint32_t vendor,
                       const char *format, ...) __attribute__((format(printf, 5, 6)));
 /* How it is carried, for its owner, who may ask at any time. Called by start. */
@@ -160,6 +165,11 @@ void tn_notify_done(struct tn_transfer *transfer);
 static inline bool tn_transfer_stopped(struct tn_transfer *transfer)
 {
     return atomic_load_explicit(&transfer->status, memory_order_acquire) != TN_PENDING;
+}
+/* Its last run is: one that is about to begin does not count. */
+static inline bool tn_transfer_is_quiet(struct tn_transfer *transfer)
+{
+    return atomic_load_explicit(&transfer->is_quiet, memory_order_acquire);
 }
 /* All pieces are done and nothing has failed: only the caller's own count keeps it from being
  * quiet.

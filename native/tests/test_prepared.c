@@ -36,9 +36,9 @@ static struct tn_transfer *prepare(struct side *from, const struct tn_remote *re
 
 static int run(struct tn_transfer *transfer)
 {
-    int32_t started = TN_INVALID;
-    int status = tn_transfer_run(transfer, TN_NO_DEADLINE, LONG, &started);
-    CHECK(started == TN_OK);
+    struct tn_run_outcome outcome = {0};
+    int status = tn_transfer_run(transfer, TN_NO_DEADLINE, LONG, &outcome);
+    CHECK(outcome.started == TN_OK);
     return status;
 }
 
@@ -100,7 +100,7 @@ static void test_pending_deadline_cancel(void)
 {
     struct side a, b;
     uint64_t word = 7;
-    int32_t started;
+    struct tn_run_outcome outcome = {0};
     pair_open_side(&a, 1, BYTES, DEPTH);
     pair_open_side(&b, 2, BYTES, DEPTH);
     pair_open_peer(&a, 2);
@@ -114,8 +114,8 @@ static void test_pending_deadline_cancel(void)
         tn_transfer_cancel(write);
         CHECK(tn_transfer_wait(write, 0) == TN_CANCELLED);
         CHECK(tn_transfer_wait_quiet(write, LONG) == 1);
-        CHECK(tn_transfer_run(write, 1000000, LONG, &started) == TN_DEADLINE);
-        CHECK(started == TN_OK);
+        CHECK(tn_transfer_run(write, 1000000, LONG, &outcome) == TN_DEADLINE);
+        CHECK(outcome.started == TN_OK);
         CHECK(tn_transfer_wait_quiet(write, LONG) == 1);
     }
     CHECK(tn_transfer_start(write, 3 * LONG) == TN_OK);
@@ -204,10 +204,10 @@ static void *starter(void *argument)
 {
     uint64_t *runs = argument;
     while (*runs < 300) {
-        int32_t started = TN_INVALID;
-        int status = tn_transfer_run(shared, LONG, LONG, &started);
-        if (started != TN_OK) {
-            CHECK_TEXT(started == TN_AGAIN, tn_last_error());
+        struct tn_run_outcome outcome = {0};
+        int status = tn_transfer_run(shared, LONG, LONG, &outcome);
+        if (outcome.started != TN_OK) {
+            CHECK_TEXT(outcome.started == TN_AGAIN, tn_last_error());
             atomic_fetch_add(&refused, 1);
             tn_transfer_wait_quiet(shared, SECOND);
             continue;

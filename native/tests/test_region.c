@@ -14,12 +14,12 @@
 
 static uint8_t memory[8192];
 
-static const _Atomic uint64_t *map_directory(struct tn_regions *regions)
+static const struct tn_directory *map_directory(struct tn_regions *regions)
 {
-    void *words = mmap(NULL, tn_regions_directory_bytes(regions), PROT_READ, MAP_SHARED,
+    void *found = mmap(NULL, tn_regions_directory_bytes(regions), PROT_READ, MAP_SHARED,
                        tn_regions_directory_fd(regions), 0);
-    CHECK(words != MAP_FAILED);
-    return words;
+    CHECK(found != MAP_FAILED);
+    return found;
 }
 
 static struct tn_region *add(struct tn_regions *regions, uint64_t length)
@@ -50,10 +50,11 @@ static void test_add_describes(void)
     CHECK(memcmp(a->remote.key, b->remote.key, TN_KEY_BYTES) != 0);
     CHECK(a->remote.address == (uintptr_t)memory && a->remote.length == 100);
     CHECK(a->remote.segment == TN_NO_SEGMENT && a->remote.access == (TN_READ | TN_WRITE));
-    const _Atomic uint64_t *words = map_directory(regions);
-    CHECK(words[0] == TN_DIRECTORY_MAGIC);
-    CHECK(words[1] == a->remote.generation && words[2] == b->remote.generation && words[3] == 0);
-    munmap((void *)words, tn_regions_directory_bytes(regions));
+    const struct tn_directory *directory = map_directory(regions);
+    CHECK(directory->magic == TN_DIRECTORY_MAGIC);
+    CHECK(directory->words[1] == a->remote.generation &&
+          directory->words[2] == b->remote.generation && directory->words[3] == 0);
+    munmap((void *)directory, tn_regions_directory_bytes(regions));
     tn_regions_close(regions);
 }
 
@@ -96,24 +97,24 @@ static void test_revocation_and_recycling(void)
     CHECK(tn_regions_open(2, &regions) == TN_OK);
     struct tn_region *region = add(regions, 100);
     struct tn_remote old = region->remote;
-    const _Atomic uint64_t *words = map_directory(regions);
+    const struct tn_directory *directory = map_directory(regions);
     tn_regions_revoke(region);
     tn_regions_revoke(region);
-    CHECK(words[1] != old.generation);
+    CHECK(directory->words[1] != old.generation);
     CHECK(acquire(regions, &old, 0, 1, TN_READ) == TN_STALE);
     struct tn_region *other = add(regions, 100), *full;
     CHECK(other->remote.number == 2); /* not before the remove */
     CHECK(tn_regions_add(regions, memory, 1, TN_READ, NULL, &full) == TN_NOMEM);
     tn_regions_remove(region);
-    CHECK(words[1] != old.generation);
+    CHECK(directory->words[1] != old.generation);
     region = add(regions, 100);
     CHECK(region->remote.number == 1 && region->remote.generation > old.generation);
-    CHECK(words[1] == region->remote.generation);
+    CHECK(directory->words[1] == region->remote.generation);
     CHECK(acquire(regions, &old, 0, 1, TN_READ) == TN_STALE);
     struct tn_remote forged = old; /* the new generation alone does not open it */
     forged.generation = region->remote.generation;
     CHECK(acquire(regions, &forged, 0, 1, TN_READ) == TN_REMOTE_ACCESS);
-    munmap((void *)words, tn_regions_directory_bytes(regions));
+    munmap((void *)directory, tn_regions_directory_bytes(regions));
     tn_regions_close(regions);
 }
 
@@ -179,11 +180,11 @@ static void test_close_revokes(void)
     CHECK(tn_regions_open(10, &regions) == TN_OK);
     struct tn_region *region = add(regions, 10);
     uint64_t bytes = tn_regions_directory_bytes(regions), number = region->remote.number;
-    const _Atomic uint64_t *words = map_directory(regions);
-    CHECK(words[number] != 0);
+    const struct tn_directory *directory = map_directory(regions);
+    CHECK(directory->words[number] != 0);
     tn_regions_close(regions);
-    CHECK(words[number] == 0);
-    munmap((void *)words, bytes);
+    CHECK(directory->words[number] == 0);
+    munmap((void *)directory, bytes);
 }
 
 static void test_many(void)

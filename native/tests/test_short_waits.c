@@ -191,10 +191,10 @@ static void open_all(void)
 
 static void run(void)
 {
-    int32_t started;
+    struct tn_run_outcome outcome = {0};
     struct tn_result result;
-    int status = tn_transfer_run(prepared, TN_NO_DEADLINE, 20 * SECOND, &started);
-    CHECK(started == TN_OK);
+    int status = tn_transfer_run(prepared, TN_NO_DEADLINE, 20 * SECOND, &outcome);
+    CHECK(outcome.started == TN_OK);
     tn_transfer_result(prepared, &result);
     CHECK_TEXT(status == TN_OK, result.text[0] ? result.text : tn_status_name(status));
 }

@@ -37,8 +37,9 @@ if TYPE_CHECKING:
     from transport.engine.submit import Options
 
 _PENDING, _OK = int(Status.PENDING), int(Status.OK)
-_STATUS = ffi.typeof("int32_t *")
+_RUN = ffi.typeof("struct tn_run_outcome *")
 _run = lib.tn_transfer_run
+_run_at_once = lib.tn_transfer_run_at_once
 
 
 def prepare(
@@ -77,16 +78,18 @@ class Prepared(Transfer, Closing):
     """
 
     __slots__ = (
+        "_begun",
+        "_brief",
         "_closed",
         "_entry",
         "_former",
         "_legs",
         "_lifetime",
+        "_loose",
         "_options",
         "_runs",
         "_sole",
         "_sources",
-        "_started",
         "_watched",
     )
 
@@ -100,18 +103,19 @@ class Prepared(Transfer, Closing):
         *,
         watched: bool = True,
     ) -> None:
+        self._brief = False  # the next run can probably be one at once
         self._closed = False
         self._former: list[Flight] = []  # to peers that were lost; freed with this object
         self._legs: list[tuple[Part, Any]] = []  # for each flight, with its notification
         self._lifetime = lifetime_ns(core, options.deadline)
         self._options = options
         self._runs = 0
-        self._started = ffi.new(_STATUS)
-        # The native transfer if it is one, and needs no check in Python before each run.
-        self._sole: Any = None
+        self._begun = ffi.new(_RUN)
+        self._sole: Any = None  # the native transfer, if it is one
         self._entry = core.gate.entry()
         self._sources = sources
         self._watched = watched  # False: somebody else checks the sources
+        self._loose = watched and sources.loose
         super().__init__(parent, core, [], pins)
 
     # ------------------------------------------------------------------------------------- running
@@ -134,25 +138,33 @@ class Prepared(Transfer, Closing):
 
     def run(self, timeout: float | None = None) -> Self:
         """`start()` and `wait(timeout)`, in one native call where it is one transfer."""
+        if timeout is not None or self._sole is None:
+            return self._run_checked(timeout)
+        if self._loose:
+            self._sources.check()
+        if self._brief:
+            if _run_at_once(self._sole) == _OK:
+                self._runs += 1
+                return self
+            self._brief = False
+        return self._run_sole()
+
+    def _run_sole(self) -> Self:
         # What repeats for each small message: C checks what can be checked there, and this does no
         # more than keep the engine open meanwhile (see Gate).
         pointer, gate = self._sole, self._core.gate
-        if timeout is not None or pointer is None:
-            return self._run_checked(timeout)
-        for region in self._sources.regions:
-            if region._closed:
-                return self._run_checked(None)
         entry = self._entry if self._entry[0] == get_ident() else self._new_entry()
         inside = gate.inside
         inside.append(entry)
         try:
             if gate.closed or gate.pid != handle.here:
                 gate.refuse()
-            status = _run(pointer, self._lifetime, SLICE_NS, self._started)
+            status = _run(pointer, self._lifetime, SLICE_NS, self._begun)
         finally:
             inside.remove(entry)
-        if status != _OK and self._started[0] != _OK:
+        if status != _OK and self._begun.started != _OK:
             return self._run_checked(None)  # which says why not, or finds the peer anew
+        self._brief = self._begun.brief == 1
         self._runs += 1
         return self if status == _OK else self.wait()
 
@@ -211,9 +223,8 @@ class Prepared(Transfer, Closing):
             raise
 
     def _find_sole(self) -> None:
-        checked = self._watched and self._sources.resizable
-        sole = len(self._flights) == 1 and not checked
-        self._sole = self._flights[0].pointer if sole else None
+        self._sole = self._flights[0].pointer if len(self._flights) == 1 else None
+        self._brief = False
 
     def _new_entry(self) -> tuple[int, int]:
         """Another thread than before runs it."""
@@ -313,9 +324,9 @@ class Sources:
         self._addresses, self._sizes = self._look()
 
     @property
-    def resizable(self) -> bool:
-        """Whether some of it can move without C hearing of it."""
-        return bool(self._storages)
+    def loose(self) -> bool:
+        """Whether some of it can be taken away without C hearing of it."""
+        return bool(self.regions or self._storages)
 
     def check(self) -> None:
         """Raises InvalidUse when a region was closed or a tensor's storage was resized."""

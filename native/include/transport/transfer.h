@@ -92,10 +92,18 @@ int tn_prepare(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tra
  * begun: TN_AGAIN, the run before is not quiet or another thread starts it; TN_INVALID, a local
  * region was closed or the transfer sealed; or why its peer is down: prepare it for another. */
 int tn_transfer_start(struct tn_transfer *transfer, uint64_t lifetime_ns);
-/* Starts it and waits: what tn_transfer_wait returned if tn_transfer_start returned TN_OK, which is
- * in `started`, and that otherwise. */
+struct tn_run_outcome {
+    int32_t started; /* what tn_transfer_start returned */
+    int32_t brief;   /* 1: the next run can probably be one at once */
+};
+/* Starts it and waits: what tn_transfer_wait returned if it was started, and `started` otherwise.
+ */
 int tn_transfer_run(struct tn_transfer *transfer, uint64_t lifetime_ns, uint64_t timeout_ns,
-                    int32_t *started);
+                    struct tn_run_outcome *run);
+/* The whole next run, if it is small, the last one went by a path that copies within the call, and
+ * nothing is in the way: TN_OK, or TN_AGAIN: run it as above, which says what is wrong. For others
+ * it has not begun until it has ended. May be called while, and after, the engine is closed. */
+int tn_transfer_run_at_once(struct tn_transfer *transfer);
 /* No run begins from now on: 1 if none is under way either, so that the memory may go. */
 int tn_transfer_seal(struct tn_transfer *transfer);
 

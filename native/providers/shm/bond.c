@@ -50,13 +50,14 @@ void tn_shm_bond_watch(struct tn_shm_bond *bond, int pidfd)
 
 int tn_shm_bond_check(const struct tn_shm_bond *bond, const struct tn_remote *remote)
 {
-    const struct tn_mapping *directory = &bond->directory;
-    _Atomic uint64_t *words = (_Atomic uint64_t *)(void *)directory->address;
-    if (remote->number == 0 || remote->number >= directory->bytes / sizeof(*words))
+    const struct tn_directory *directory = (const void *)bond->directory.address;
+    uint64_t words = (bond->directory.bytes - sizeof(*directory)) / sizeof(directory->words[0]);
+    if (remote->number == 0 || remote->number >= words)
         return tn_fail(TN_REMOTE_ACCESS, "the peer cannot have a region %llu",
                        (unsigned long long)remote->number);
     /* No region has generation 0, but a free word holds it. */
-    if (remote->generation == 0 || atomic_load(&words[remote->number]) != remote->generation)
+    if (remote->generation == 0 ||
+        atomic_load(&directory->words[remote->number]) != remote->generation)
         return tn_fail(TN_STALE, "region %llu was closed (or dropped) by its owner",
                        (unsigned long long)remote->number);
     return TN_OK;

@@ -10,9 +10,10 @@ int tn_shm_chunk_check(const struct tn_shm_chunk *chunk)
     return tn_shm_bond_check(chunk->connection->bond, chunk->remote);
 }
 
-static void fail(const struct tn_shm_chunk *chunk, int status)
+static bool fail(const struct tn_shm_chunk *chunk, int status)
 {
     tn_transfer_fail(chunk->transfer, status, 0, 0, "%s", tn_last_error());
+    return false;
 }
 
 /* The handle is data from outside: what tn_submit has checked holds within the handle only. */
@@ -61,33 +62,32 @@ static void copy_mapped(const struct tn_shm_chunk *chunk, const struct tn_mappin
     }
 }
 
-static void move(struct tn_shm_chunk *chunk, const struct tn_mapping *mapping)
+static bool move(struct tn_shm_chunk *chunk, const struct tn_mapping *mapping)
 {
-    if (mapping)
-        copy_mapped(chunk, mapping);
-    else
-        tn_shm_process_vm_move(chunk);
+    if (!mapping)
+        return tn_shm_process_vm_move(chunk);
+    copy_mapped(chunk, mapping);
+    return true;
 }
 
 /* A write announces itself first: the owner waits for it (see hazard.h). A read that overlapped a
  * revocation has perhaps read what came after: the second look tells. */
-static void move_guarded(struct tn_shm_chunk *chunk, const struct tn_mapping *mapping)
+static bool move_guarded(struct tn_shm_chunk *chunk, const struct tn_mapping *mapping)
 {
     _Atomic uint64_t *slot = NULL;
-    bool write = chunk->transfer->op == TN_OP_WRITE;
+    bool moved = false, write = chunk->transfer->op == TN_OP_WRITE;
     if (write)
         slot = tn_hazard_announce(chunk->connection->hazards.address, chunk->remote->number);
     int status = tn_shm_chunk_check(chunk);
     if (status == TN_OK)
-        move(chunk, mapping);
+        moved = move(chunk, mapping);
     if (slot)
         tn_hazard_withdraw(slot);
     if (status == TN_OK && !write) {
         atomic_thread_fence(memory_order_acquire);
         status = tn_shm_chunk_check(chunk);
     }
-    if (status != TN_OK)
-        fail(chunk, status);
+    return status == TN_OK ? moved : fail(chunk, status);
 }
 
 static void fail_unreachable(struct tn_shm_chunk *chunk)
@@ -105,6 +105,14 @@ static void fail_unreachable(struct tn_shm_chunk *chunk)
     tn_transfer_fail(chunk->transfer, TN_NO_PATH, 0, 0, "%s", why);
 }
 
+static bool run_mapped(struct tn_shm_chunk *chunk, struct tn_shm_segment *segment)
+{
+    int status = check_mapping(chunk, &segment->mapping);
+    bool moved = status == TN_OK ? move_guarded(chunk, &segment->mapping) : fail(chunk, status);
+    tn_shm_segment_release(segment);
+    return moved;
+}
+
 static void run_chunk(struct tn_shm_chunk *chunk)
 {
     struct tn_shm_connection *connection = chunk->connection;
@@ -114,18 +122,41 @@ static void run_chunk(struct tn_shm_chunk *chunk)
         return;
     }
     struct tn_shm_segment *segment = tn_shm_segment_hold(connection, chunk->remote->segment);
-    if (segment) {
-        status = check_mapping(chunk, &segment->mapping);
-        if (status == TN_OK)
-            move_guarded(chunk, &segment->mapping);
-        else
-            fail(chunk, status);
-        tn_shm_segment_release(segment);
-    } else if (atomic_load(&connection->process_vm)) {
+    if (segment)
+        run_mapped(chunk, segment);
+    else if (atomic_load(&connection->process_vm))
         move_guarded(chunk, NULL);
-    } else {
+    else
         fail_unreachable(chunk);
+}
+
+/* As the run before: what was mapped then is mapped, or another way has to be found. */
+static bool run_chunk_again(struct tn_shm_chunk *chunk)
+{
+    struct tn_shm_connection *connection = chunk->connection;
+    if (atomic_load(&connection->closed) || check_pieces(chunk) != TN_OK)
+        return false;
+    struct tn_shm_segment *segment = tn_shm_segment_hold(connection, chunk->remote->segment);
+    if (segment)
+        return run_mapped(chunk, segment);
+    return chunk->remote->segment == TN_NO_SEGMENT && atomic_load(&connection->process_vm) &&
+           move_guarded(chunk, NULL);
+}
+
+bool tn_shm_chunk_run_at_once(void *link, struct tn_transfer *transfer)
+{
+    struct tn_shm_chunk chunk; /* not initialised: its pieces are many */
+    chunk.connection = link;
+    chunk.transfer = transfer;
+    uint64_t bytes = transfer->host->chunk_bytes;
+    struct tn_cursor at = {0};
+    while ((chunk.count =
+                tn_transfer_pieces(transfer, &at, chunk.pieces, TN_SHM_PIECES, bytes, bytes))) {
+        chunk.remote = chunk.pieces[0].remote;
+        if (!run_chunk_again(&chunk))
+            return false;
     }
+    return true;
 }
 
 /* The connection's list of active transfers is for close(), which need not see those that have

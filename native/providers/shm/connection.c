@@ -71,8 +71,9 @@ static int map_directory(struct tn_shm_connection *connection, int fd,
     int status = tn_mapping_open(fd, &directory);
     if (status != TN_OK)
         return status;
-    const _Atomic uint64_t *words = (const void *)directory.address;
-    if (directory.bytes != offer->directory_bytes || atomic_load(words) != TN_DIRECTORY_MAGIC) {
+    const struct tn_directory *found = (const void *)directory.address;
+    if (directory.bytes != offer->directory_bytes || directory.bytes < sizeof(*found) ||
+        atomic_load(&found->magic) != TN_DIRECTORY_MAGIC) {
         tn_mapping_close(&directory);
         return tn_fail(TN_PROTOCOL, "what the peer sent is not the region directory it described");
     }

@@ -107,6 +107,8 @@ struct tn_shm_chunk {
 int tn_shm_chunk_run(struct tn_transfer *transfer);
 /* All that is left of a small transfer, which is in none of the connection's lists. */
 void tn_shm_chunk_run_all(struct tn_transfer *transfer);
+/* tn_link_ops.at_once */
+bool tn_shm_chunk_run_at_once(void *link, struct tn_transfer *transfer);
 /* Whether the region is still what the handle says; TN_OK, TN_STALE or TN_REMOTE_ACCESS. */
 int tn_shm_chunk_check(const struct tn_shm_chunk *chunk);
 
@@ -115,6 +117,6 @@ int tn_shm_chunk_check(const struct tn_shm_chunk *chunk);
 int tn_shm_process_vm_probe(const struct tn_shm_connection *connection);
 void tn_shm_process_vm_explain(const struct tn_shm_connection *connection, int error, char *text,
                                size_t capacity);
-void tn_shm_process_vm_move(struct tn_shm_chunk *chunk);
+bool tn_shm_process_vm_move(struct tn_shm_chunk *chunk); /* false: the transfer has failed */
 
 #endif

@@ -267,6 +267,7 @@ const struct tn_link_ops tn_shm_link_ops = {
     .name = "shm",
     .accepts = link_accepts,
     .start = link_start,
+    .at_once = tn_shm_chunk_run_at_once,
     .cancel = link_cancel,
     .revoke = link_revoke,
     .segment = link_segment,

@@ -167,13 +167,18 @@ static void advance(struct vectors *vectors, size_t moved)
 }
 
 /* A pid is used again some time after its process was waited for, and the directory outlives its
- * owner: only the pidfd tells that the bytes were the peer's. */
+ * owner: only the life in it, or the pidfd, tells that the bytes were the peer's. */
 static bool alive(const struct tn_shm_chunk *chunk)
 {
-    return tn_sys_pidfd_alive(chunk->connection->watch->pidfd);
+    const struct tn_shm_connection *connection = chunk->connection;
+    const struct tn_directory *directory = (const void *)connection->bond->directory.address;
+    enum tn_life_state life = tn_life_look(&directory->life);
+    if (life == TN_LIFE_UNTOLD)
+        return tn_sys_pidfd_alive(connection->watch->pidfd);
+    return life == TN_LIFE_HELD;
 }
 
-void tn_shm_process_vm_move(struct tn_shm_chunk *chunk)
+bool tn_shm_process_vm_move(struct tn_shm_chunk *chunk)
 {
     struct vectors vectors;
     bool write = chunk->transfer->op == TN_OP_WRITE;
@@ -184,7 +189,7 @@ void tn_shm_process_vm_move(struct tn_shm_chunk *chunk)
         struct iovec *remote = &vectors.remote[vectors.first];
         if (write && !alive(chunk)) {
             lost(chunk);
-            return;
+            return false;
         }
         ssize_t moved =
             tn_sys_process_vm(write, chunk->connection->pid, local, count, remote, count);
@@ -196,11 +201,12 @@ void tn_shm_process_vm_move(struct tn_shm_chunk *chunk)
         if (moved <= 0) {
             fail_call(chunk, error, (uint64_t)(uintptr_t)local->iov_base,
                       (uint64_t)(uintptr_t)remote->iov_base);
-            return;
+            return false;
         }
         if (!alive(chunk)) {
             lost(chunk);
-            return;
+            return false;
         }
     }
+    return true;
 }
