@@ -69,12 +69,9 @@ STAGES := test-rdma native processes contract unit fuzz types docs adapters gpu 
 TRANSPORT_REQUIRE ?= torch
 export TRANSPORT_REQUIRE
 
-.PHONY: test ci-test programs $(STAGES)
-test: programs ## every layer below, two at a time
-	scripts/stages.sh $(STAGES)
-
-ci-test: programs ## the same, and what only .ci/run asks for
-	scripts/stages.sh $(wordlist 1,2,$(STAGES)) contract-asan wheel $(wordlist 3,99,$(STAGES))
+.PHONY: test programs $(STAGES)
+test: programs ## every layer below, two at a time (MORE="contract-asan wheel": these, too, as .ci/run does)
+	scripts/stages.sh $(wordlist 1,2,$(STAGES)) $(MORE) $(wordlist 3,99,$(STAGES))
 
 # What several stages would otherwise build at the same time.
 programs: setup test-system
