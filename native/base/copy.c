@@ -12,26 +12,26 @@
 
 #include "base/status.h"
 
-typedef void (*copy_function)(uint8_t *to, const uint8_t *from, size_t bytes);
+/* `ahead` is how far from `from` lies what will be read soon. */
+typedef void (*copy_function)(uint8_t *to, const uint8_t *from, size_t bytes, ptrdiff_t ahead);
 
-/* Shorter parts of a large total are not worth the fence and the unaligned ends. */
+/* Shorter parts of a large total are not worth the fence and the unaligned ends; shorter pieces,
+ * which share a fence, not the ends. */
 #define STREAM_LEAST 4096
+#define STREAM_LEAST_PIECE 512
 
 #ifdef __x86_64__
 #include <immintrin.h>
 
-/* Far enough ahead to hide the latency of memory, which wide loads alone do not: the buffers are
- * larger than what the hardware's own prefetcher looks ahead. It may reach beyond the end: prefetch
- * does not fault. */
-#define AHEAD 4096
-
+/* It may reach beyond the end: prefetch does not fault. */
 #define PREFETCH_LINES(lines)                       \
     for (int line = 0; line < (int)(lines); line++) \
-    _mm_prefetch((const char *)(from + AHEAD + 64 * line), _MM_HINT_T0)
+    _mm_prefetch((const char *)(from + ahead + 64 * line), _MM_HINT_T0)
 
 /* One per vector width, four vectors at a time; the destination is aligned to a cache line. */
 #define STREAM_KERNEL(name, isa, vector, load, store)                                             \
-    __attribute__((target(isa))) static void name(uint8_t *to, const uint8_t *from, size_t bytes) \
+    __attribute__((target(isa))) static void name(uint8_t *to, const uint8_t *from, size_t bytes, \
+                                                  ptrdiff_t ahead)                                \
     {                                                                                             \
         const size_t wide = sizeof(vector), step = 4 * wide;                                      \
         for (; bytes >= step; to += step, from += step, bytes -= step) {                          \
@@ -44,13 +44,18 @@ typedef void (*copy_function)(uint8_t *to, const uint8_t *from, size_t bytes);
             store((void *)(to + 2 * wide), c);                                                    \
             store((void *)(to + 3 * wide), d);                                                    \
         }                                                                                         \
-        _mm_sfence(); /* other threads learn of completion through plain stores */                \
         memcpy(to, from, bytes);                                                                  \
     }
 
 STREAM_KERNEL(stream_avx512, "avx512f", __m512i, _mm512_loadu_si512, _mm512_stream_si512)
 STREAM_KERNEL(stream_avx2, "avx2", __m256i, _mm256_loadu_si256, _mm256_stream_si256)
 STREAM_KERNEL(stream_sse2, "sse2", __m128i, _mm_loadu_si128, _mm_stream_si128)
+
+/* Other threads learn of completion through plain stores. */
+static void settle(void)
+{
+    _mm_sfence();
+}
 
 static copy_function choose_stream(void)
 {
@@ -61,8 +66,9 @@ static copy_function choose_stream(void)
 
 #elif defined(__aarch64__)
 
-static void stream_stnp(uint8_t *to, const uint8_t *from, size_t bytes)
+static void stream_stnp(uint8_t *to, const uint8_t *from, size_t bytes, ptrdiff_t ahead)
 {
+    (void)ahead; /* what its own prefetcher does has not been measured */
     for (; bytes >= 64; to += 64, from += 64, bytes -= 64)
         __asm__ volatile("ldp q0, q1, [%1]\n\t"
                          "ldp q2, q3, [%1, #32]\n\t"
@@ -71,8 +77,12 @@ static void stream_stnp(uint8_t *to, const uint8_t *from, size_t bytes)
                          :
                          : "r"(to), "r"(from)
                          : "v0", "v1", "v2", "v3", "memory");
-    __asm__ volatile("dmb ishst" ::: "memory");
     memcpy(to, from, bytes);
+}
+
+static void settle(void)
+{
+    __asm__ volatile("dmb ishst" ::: "memory");
 }
 
 static copy_function choose_stream(void)
@@ -81,6 +91,10 @@ static copy_function choose_stream(void)
 }
 
 #else
+
+static void settle(void)
+{
+}
 
 static copy_function choose_stream(void)
 {
@@ -140,13 +154,38 @@ size_t tn_copy_threshold(void)
     return threshold;
 }
 
-static void copy_streaming(uint8_t *to, const uint8_t *from, size_t bytes)
+/* Far enough ahead to hide the latency of memory, which wide loads alone do not: the buffers are
+ * larger than what the hardware's own prefetcher looks ahead. */
+#define AHEAD 4096
+
+static void stream_piece(uint8_t *to, const uint8_t *from, size_t bytes, ptrdiff_t ahead)
 {
     size_t head = (size_t)(-(uintptr_t)to & 63);
     if (head > bytes)
         head = bytes;
     memcpy(to, from, head);
-    stream(to + head, from + head, bytes - head);
+    stream(to + head, from + head, bytes - head, ahead);
+}
+
+static void copy_streaming(uint8_t *to, const uint8_t *from, size_t bytes)
+{
+    stream_piece(to, from, bytes, AHEAD);
+    settle();
+}
+
+void tn_copy_short_piece(struct tn_copy_plan plan, void *to, const void *from, size_t bytes,
+                         ptrdiff_t ahead)
+{
+    if (plan.streaming && bytes >= STREAM_LEAST_PIECE)
+        stream_piece(to, from, bytes, ahead);
+    else if (bytes)
+        memcpy(to, from, bytes);
+}
+
+void tn_copy_settle(struct tn_copy_plan plan)
+{
+    if (plan.streaming)
+        settle();
 }
 
 void tn_copy_hint(void *to, const void *from, size_t bytes, size_t total)

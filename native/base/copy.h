@@ -40,6 +40,21 @@ static inline void tn_copy_by(struct tn_copy_plan plan, void *to, const void *fr
     else if (bytes)
         memcpy(to, from, bytes);
 }
+/* One of many pieces of a transfer. What was copied is there for others after tn_copy_settle.
+ * `ahead` is how far from `from` lies what will be copied soon: short pieces in memory that is far
+ * apart are read several times as fast if that is fetched meanwhile. */
+#define TN_COPY_SHORT_PIECE ((size_t)16 << 10)
+void tn_copy_short_piece(struct tn_copy_plan plan, void *to, const void *from, size_t bytes,
+                         ptrdiff_t ahead);
+void tn_copy_settle(struct tn_copy_plan plan);
+static inline void tn_copy_piece(struct tn_copy_plan plan, void *to, const void *from, size_t bytes,
+                                 ptrdiff_t ahead)
+{
+    if (plan.streaming && bytes < TN_COPY_SHORT_PIECE)
+        tn_copy_short_piece(plan, to, from, bytes, ahead);
+    else
+        tn_copy_by(plan, to, from, bytes);
+}
 /* What tn_copy_by tells of a part; for tests. */
 void tn_copy_plan_learn(struct tn_copy_plan plan, size_t bytes, uint64_t ns);
 

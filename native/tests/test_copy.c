@@ -131,6 +131,36 @@ static void test_by_plan(void)
     free(from);
 }
 
+/* Rows of a matrix, by both kinds of stores: every byte of each, and none between them. */
+static void test_pieces(void)
+{
+    enum { ROWS = 40, MOST = 20000, GAP = 13 };
+    static const size_t sizes[] = {1, 63, 511, 512, 768, 1000, 4096, 16383, MOST};
+    uint8_t *to = malloc(ROWS * (MOST + GAP)), *from = malloc(2 * ROWS * (MOST + GAP));
+    CHECK(to && from && tn_copy_threshold());
+    for (size_t i = 0; i < 2 * ROWS * (MOST + GAP); i++)
+        from[i] = pattern(i);
+    for (size_t k = 0; k < sizeof(sizes) / sizeof(*sizes); k++) {
+        size_t size = sizes[k], step = size + GAP;
+        for (int streaming = 0; streaming <= 1; streaming++) {
+            struct tn_copy_plan plan = {.streaming = streaming};
+            memset(to, 0xEE, ROWS * step);
+            for (size_t row = 0; row < ROWS; row++)
+                tn_copy_piece(plan, to + row * step, from + 2 * row * step, size,
+                              (ptrdiff_t)(row + 1 < ROWS ? 2 * step : 0));
+            tn_copy_settle(plan);
+            for (size_t row = 0; row < ROWS; row++) {
+                CHECK(memcmp(to + row * step, from + 2 * row * step, size) == 0);
+                for (size_t i = size; i < step; i++)
+                    CHECK(to[row * step + i] == 0xEE);
+            }
+        }
+    }
+    tn_copy_piece((struct tn_copy_plan){.streaming = true}, NULL, NULL, 0, 0);
+    free(to);
+    free(from);
+}
+
 static void test_measure(void)
 {
     size_t bytes = 100003; /* shares of unequal length */
@@ -165,6 +195,7 @@ int main(void)
     test_threshold();
     test_learns();
     test_by_plan();
+    test_pieces();
     test_measure();
     return 0;
 }

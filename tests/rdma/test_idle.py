@@ -43,7 +43,8 @@ def test_closed_above_a_limit_and_made_again(monkeypatch):
             until(lambda: near.rails()[0].queue_pairs == 1, "one is left here")
             until(lambda: rig.resources()["qp"] == 1, "and in the kernel")
             until(lambda: pairs_there() == 1, "and at the peers")
-            states = {p.incarnation: p.lanes()[0] for p in near.peers}
-            assert states[far.incarnation].state == "ready"
-            assert all(lane.errors == 0 for lane in states.values())
+            # Which one, only a machine with time to spare decides: both may rest for long enough.
+            lanes = [peer.lanes()[0] for peer in near.peers]
+            assert "ready" in {lane.state for lane in lanes}
+            assert all(lane.errors == 0 for lane in lanes)
     assert rig.resources()["qp"] == 0
