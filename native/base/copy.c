@@ -12,8 +12,7 @@
 
 #include "base/status.h"
 
-/* `ahead` is how far from `from` lies what will be read soon. */
-typedef void (*copy_function)(uint8_t *to, const uint8_t *from, size_t bytes, ptrdiff_t ahead);
+typedef void (*copy_function)(uint8_t *to, const uint8_t *from, size_t bytes);
 
 /* Shorter parts of a large total are not worth the fence and the unaligned ends; shorter pieces,
  * which share a fence, not the ends. */
@@ -23,15 +22,18 @@ typedef void (*copy_function)(uint8_t *to, const uint8_t *from, size_t bytes, pt
 #ifdef __x86_64__
 #include <immintrin.h>
 
-/* It may reach beyond the end: prefetch does not fault. */
+/* Far enough ahead to hide the latency of memory, which wide loads alone do not: the buffers are
+ * larger than what the hardware's own prefetcher looks ahead. It may reach beyond the end: prefetch
+ * does not fault. */
+#define AHEAD 4096
+
 #define PREFETCH_LINES(lines)                       \
     for (int line = 0; line < (int)(lines); line++) \
-    _mm_prefetch((const char *)(from + ahead + 64 * line), _MM_HINT_T0)
+    _mm_prefetch((const char *)(from + AHEAD + 64 * line), _MM_HINT_T0)
 
 /* One per vector width, four vectors at a time; the destination is aligned to a cache line. */
 #define STREAM_KERNEL(name, isa, vector, load, store)                                             \
-    __attribute__((target(isa))) static void name(uint8_t *to, const uint8_t *from, size_t bytes, \
-                                                  ptrdiff_t ahead)                                \
+    __attribute__((target(isa))) static void name(uint8_t *to, const uint8_t *from, size_t bytes) \
     {                                                                                             \
         const size_t wide = sizeof(vector), step = 4 * wide;                                      \
         for (; bytes >= step; to += step, from += step, bytes -= step) {                          \
@@ -66,9 +68,8 @@ static copy_function choose_stream(void)
 
 #elif defined(__aarch64__)
 
-static void stream_stnp(uint8_t *to, const uint8_t *from, size_t bytes, ptrdiff_t ahead)
+static void stream_stnp(uint8_t *to, const uint8_t *from, size_t bytes)
 {
-    (void)ahead; /* what its own prefetcher does has not been measured */
     for (; bytes >= 64; to += 64, from += 64, bytes -= 64)
         __asm__ volatile("ldp q0, q1, [%1]\n\t"
                          "ldp q2, q3, [%1, #32]\n\t"
@@ -154,37 +155,32 @@ size_t tn_copy_threshold(void)
     return threshold;
 }
 
-/* Far enough ahead to hide the latency of memory, which wide loads alone do not: the buffers are
- * larger than what the hardware's own prefetcher looks ahead. */
-#define AHEAD 4096
-
-static void stream_piece(uint8_t *to, const uint8_t *from, size_t bytes, ptrdiff_t ahead)
+static void stream_piece(uint8_t *to, const uint8_t *from, size_t bytes)
 {
     size_t head = (size_t)(-(uintptr_t)to & 63);
     if (head > bytes)
         head = bytes;
     memcpy(to, from, head);
-    stream(to + head, from + head, bytes - head, ahead);
+    stream(to + head, from + head, bytes - head);
 }
 
 static void copy_streaming(uint8_t *to, const uint8_t *from, size_t bytes)
 {
-    stream_piece(to, from, bytes, AHEAD);
+    stream_piece(to, from, bytes);
     settle();
 }
 
-void tn_copy_short_piece(struct tn_copy_plan plan, void *to, const void *from, size_t bytes,
-                         ptrdiff_t ahead)
+void tn_copy_short_piece(void *to, const void *from, size_t bytes)
 {
-    if (plan.streaming && bytes >= STREAM_LEAST_PIECE)
-        stream_piece(to, from, bytes, ahead);
+    if (bytes >= STREAM_LEAST_PIECE)
+        stream_piece(to, from, bytes);
     else if (bytes)
         memcpy(to, from, bytes);
 }
 
 void tn_copy_settle(struct tn_copy_plan plan)
 {
-    if (plan.streaming)
+    if (plan.streaming || plan.rows)
         settle();
 }
 

@@ -22,6 +22,8 @@ size_t tn_copy_threshold(void);
  * turns and are timed, those after them use what was faster. */
 struct tn_copy_plan {
     bool streaming;
+    bool rows; /* short pieces are streamed: these are faster so, by half to three times, whatever
+                  is true of long ones */
     uint8_t trial; /* 1 + the magnitude that it is timed for; 0: none */
 };
 
@@ -40,18 +42,14 @@ static inline void tn_copy_by(struct tn_copy_plan plan, void *to, const void *fr
     else if (bytes)
         memcpy(to, from, bytes);
 }
-/* One of many pieces of a transfer. What was copied is there for others after tn_copy_settle.
- * `ahead` is how far from `from` lies what will be copied soon: short pieces in memory that is far
- * apart are read several times as fast if that is fetched meanwhile. */
-#define TN_COPY_SHORT_PIECE ((size_t)16 << 10)
-void tn_copy_short_piece(struct tn_copy_plan plan, void *to, const void *from, size_t bytes,
-                         ptrdiff_t ahead);
+/* One of many pieces of a transfer; what was copied is there for others after tn_copy_settle. */
+#define TN_COPY_SHORT ((size_t)16 << 10)
+void tn_copy_short_piece(void *to, const void *from, size_t bytes);
 void tn_copy_settle(struct tn_copy_plan plan);
-static inline void tn_copy_piece(struct tn_copy_plan plan, void *to, const void *from, size_t bytes,
-                                 ptrdiff_t ahead)
+static inline void tn_copy_piece(struct tn_copy_plan plan, void *to, const void *from, size_t bytes)
 {
-    if (plan.streaming && bytes < TN_COPY_SHORT_PIECE)
-        tn_copy_short_piece(plan, to, from, bytes, ahead);
+    if (plan.rows && bytes < TN_COPY_SHORT)
+        tn_copy_short_piece(to, from, bytes);
     else
         tn_copy_by(plan, to, from, bytes);
 }

@@ -37,7 +37,7 @@ struct tn_copy_plan tn_copy_plan_large(size_t total)
     size_t threshold = tn_copy_threshold();
     if (threshold == SIZE_MAX)
         return (struct tn_copy_plan){0}; /* they were not faster at any size, or are not there */
-    struct tn_copy_plan plan = {.streaming = total >= threshold};
+    struct tn_copy_plan plan = {.streaming = total >= threshold, .rows = true};
     uint32_t index = magnitude_of(total);
     struct magnitude *magnitude = &magnitudes[index];
     int verdict = atomic_load_explicit(&magnitude->verdict, memory_order_acquire);

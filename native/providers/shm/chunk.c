@@ -48,21 +48,6 @@ static int check_mapping(const struct tn_shm_chunk *chunk, const struct tn_mappi
     return TN_OK;
 }
 
-#define AHEAD 3072 /* bytes of pieces to come, at least, that are fetched meanwhile */
-
-/* How far ahead in the source the piece lies that comes after some KiB of others. */
-static ptrdiff_t look_ahead(const struct tn_shm_chunk *chunk, int index)
-{
-    const struct tn_piece *piece = &chunk->pieces[index];
-    int later = index + 1 + (int)(AHEAD / (piece->length + 1));
-    if (later >= chunk->count)
-        later = chunk->count - 1;
-    const struct tn_piece *then = &chunk->pieces[later];
-    return chunk->transfer->op == TN_OP_WRITE
-               ? (ptrdiff_t)(then->local - piece->local)
-               : (ptrdiff_t)(then->remote_offset - piece->remote_offset);
-}
-
 static void copy_mapped(const struct tn_shm_chunk *chunk, const struct tn_mapping *mapping)
 {
     uint8_t *base = mapping->address + chunk->remote->segment_offset;
@@ -72,8 +57,7 @@ static void copy_mapped(const struct tn_shm_chunk *chunk, const struct tn_mappin
         void *local = (void *)(uintptr_t)piece->local;
         uint8_t *remote = base + piece->remote_offset;
         bool write = chunk->transfer->op == TN_OP_WRITE;
-        tn_copy_piece(plan, write ? remote : local, write ? local : remote, piece->length,
-                      look_ahead(chunk, i));
+        tn_copy_piece(plan, write ? remote : local, write ? local : remote, piece->length);
     }
     tn_copy_settle(plan);
 }

@@ -12,7 +12,7 @@
 #include "providers/transfer.h"
 
 #define TN_SHM_BUCKETS 32
-#define TN_SHM_PIECES 64 /* per chunk, and per process_vm call */
+#define TN_SHM_PIECES 256 /* per chunk, and per process_vm call: rows may be short */
 
 /* A segment of the peer, by number. Numbers are never used twice. */
 enum tn_shm_segment_state { TN_SHM_ASKED, TN_SHM_MAPPED, TN_SHM_REFUSED };
