@@ -22,7 +22,7 @@ sock.settimeout(60)
 sock.connect("\\0" + sys.argv[1])
 said = b""
 try:
-    sock.sendall(b"TENSOR\\1\\0" + bytes(64))
+    sock.sendall(b"TENSOR\\2\\0" + bytes(64))
     while part := sock.recv(4096):
         said += part
 except ConnectionError:

@@ -137,7 +137,7 @@ def test_the_preamble_tells_strangers_from_other_versions():
     m.check_preamble(m.PREAMBLE)
     with pytest.raises(VersionMismatch, match="does not speak"):
         m.check_preamble(b"HTTP/1.1")
-    with pytest.raises(VersionMismatch, match="version 2, this engine 1"):
-        m.check_preamble(m.PREAMBLE[:6] + b"\2\0")
+    with pytest.raises(VersionMismatch, match=f"version 1, this engine {m.PROTOCOL_VERSION}"):
+        m.check_preamble(m.PREAMBLE[:6] + b"\1\0")
     assert m.is_ours(m.PREAMBLE[:6] + b"\xff\xff")
     assert len(m.PREAMBLE) == m.PREAMBLE_BYTES == 8
