@@ -9,7 +9,7 @@ from transport.cli.bench_p2p import p2p
 from transport.cli.bench_serve import serve
 
 
-@click.group()
+@click.group(short_help="Measure transfers, and what this machine can copy.")
 def bench() -> None:
     """Measure: transfers between two processes, and what this machine can copy.
 

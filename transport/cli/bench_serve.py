@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transport.memory.region import Region
 
 
-@click.command("serve")
+@click.command("serve", short_help="Offer memory to `bench p2p --peer` of another host.")
 @click.option(
     "--listen",
     required=True,

@@ -63,7 +63,7 @@ class Model:
     digests: Sequence[Mapping[int, Mapping[str, str]]]
 
 
-@click.command("demo")
+@click.command("demo", short_help="Move a real model to readers that shard it otherwise.")
 @click.option(
     "--provider",
     "wanted",

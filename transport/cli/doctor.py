@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MARKS = {"ok": "  ", "note": "! ", "missing": "- ", "passed": "  ", "unavailable": "- "}
 
 
-@click.command("doctor")
+@click.command("doctor", short_help="Report what this machine has, and what is in the way.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @click.option("--no-test", is_flag=True, help="Leave out the live test of each provider.")
 def doctor(as_json: bool, no_test: bool) -> None:

@@ -25,9 +25,7 @@ size_option = click.option(
 )
 
 
-def _creatable(
-    context: click.Context, parameter: click.Parameter, file: Path | None
-) -> Path | None:
+def creatable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
     """Said before anything is measured, not after."""
     if file is not None and str(file) != "-" and not file.exists():
         folder = file.absolute().parent
@@ -41,7 +39,7 @@ def _creatable(
 json_option = click.option(
     "--json",
     "json_file",
-    callback=_creatable,
+    callback=creatable,
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False, writable=True, allow_dash=True),
     help="Write the result as JSON to this file; - writes it to stdout instead of the table.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from transport.cli.options import emit_json, json_option
+from transport.cli.options import creatable, emit_json, json_option
 from transport.cli.progress import Progress
 from transport.errors import LayoutError
 
@@ -37,14 +37,15 @@ def _dtype(context: click.Context, parameter: click.Parameter, name: str | None)
     from transport.memory.dtypes import ITEMSIZES
 
     if name is not None and name not in ITEMSIZES:
-        raise click.BadParameter(f"there is no type {name}", context, parameter)
+        known = ", ".join(ITEMSIZES)
+        raise click.BadParameter(f"{name} is none of {known}", context, parameter)
     return name
 
 
 def _picture(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
     if file is not None and file.suffix not in (".svg", ".png"):
         raise click.BadParameter(f"{file} ends with neither .svg nor .png", context, parameter)
-    return file
+    return creatable(context, parameter, file)
 
 
 @click.command("plan")
@@ -99,12 +100,12 @@ def plan(
     places = _places(source, target, ranks_per_host, together)
     if not 0 <= rank < target.size:
         raise click.BadParameter(
-            f"there are target ranks 0 to {target.size - 1}", param_hint="rank"
+            f"there are target ranks 0 to {target.size - 1}", param_hint="'--rank'"
         )
     found = load_model(model, dtype)
     for name in tensors:
         if name not in found.table:
-            raise click.BadParameter(f"{found.name} has no {name}", param_hint="--tensor")
+            raise click.BadParameter(f"{found.name} has no {name}", param_hint="'--tensor'")
     _warn_of_names(found, target)
     report, states = _measure(found, source, target, places, rank, Link(gb_per_s, overhead_us))
     if plot is not None:

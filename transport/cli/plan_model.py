@@ -104,7 +104,10 @@ def _tensor(name: str, entry: Any, file: Path) -> TensorShape:
         raise InvalidUse(f"{file}, tensor {name!r:.80}: {words}") from None
     dtype = dtype.removeprefix("torch.")
     if dtype not in ITEMSIZES or any(length < 0 for length in shape):
-        raise InvalidUse(f"{file}, tensor {name!r:.80}: there is no {dtype} of shape {list(shape)}")
+        words = (
+            f"there is no {dtype:.40} of shape {list(shape)}; the types are {', '.join(ITEMSIZES)}"
+        )
+        raise InvalidUse(f"{file}, tensor {name!r:.80}: {words}")
     return TensorShape(shape, dtype)
 
 

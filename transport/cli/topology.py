@@ -23,7 +23,7 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 _PLAIN_WIDTH = 160  # where stdout is no terminal
 
 
-@click.command("topology")
+@click.command("topology", short_help="Show NUMA nodes, NICs and GPUs, and which NICs are used.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the tree.")
 @click.option(
     "--sysfs",

@@ -86,7 +86,7 @@ def _matched(
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         ranks = ranks_text(target[missing[0]].layout.ranks)
-        raise LayoutError(f"no source has {missing[0]!r}{more}, which the target's {ranks} need")
+        raise LayoutError(f"no source has {missing[0]!r}{more}, needed by target {ranks}")
     return list(wanted), [held[name] for name in wanted], list(wanted.values())
 
 
@@ -128,7 +128,7 @@ def _refuse(pair: Pair, short: Ints, without: frozenset[int]) -> NoReturn:
         left = f" once source {ranks_text(np.array(sorted(without)))} may not be used"
     raise LayoutError(
         f"no source rank has {int(short[box])} of the {int(wanted.boxes.volume[box])} elements of "
-        f"{pair.tensors[0]!r}[{text}] that target {ranks} need{left}"
+        f"{pair.tensors[0]!r}[{text}] needed by target {ranks}{left}"
     )
 
 

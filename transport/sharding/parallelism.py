@@ -55,8 +55,8 @@ class Parallelism:
         for part in text.split(","):
             written = re.fullmatch(r"\s*([a-z]+)\s*=\s*([0-9]{1,7})\s*", part)
             if not written or written[1] not in known or int(written[2]) < 1:
-                words = "write it as in dp=2,fsdp=16,tp=8, with sizes of 1 and more"
-                raise LayoutError(f"{part!r:.40} is none of {', '.join(known)}: {words}")
+                words = "with a size: write it as in dp=2,fsdp=16,tp=8, with sizes of 1 and more"
+                raise LayoutError(f"{part!r:.40} is none of {', '.join(known)} {words}")
             if written[1] in found:
                 raise LayoutError(f"{written[1]} stands twice in {text!r:.80}")
             found[written[1]] = int(written[2])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transport.errors import VersionGone
 from transport.sharding.execute import Execution
 from transport.weights.files import Files
-from transport.weights.local import check_shapes, described, tensors_of, whole_layout
+from transport.weights.local import check_shapes, described, layout_for, tensors_of
 from transport.weights.subscription import Fetched, Subscription
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def fetch(
 def _receiver(into: Any, layout: StateLayout | None, rank: int | None) -> tuple[Receive, int]:
     tensors = tensors_of(into)
     told, number = described(into, rank)
-    target = layout or told or whole_layout(tensors, number)
+    target = layout_for(layout, told, tensors, number)
 
     def receive(_: StateLayout) -> tuple[StateLayout, Mapping[str, Any]]:
         return target, tensors

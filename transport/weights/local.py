@@ -63,6 +63,8 @@ def check_shapes(
 
     Raises LayoutError naming the tensor and `who`, InvalidUse for memory that cannot be used.
     """
+    if tensors and not wanted:
+        raise LayoutError(f"the layout gives {who} nothing: is that its number in the group?")
     views: dict[str, View] = {}
     for name, (shape, dtype) in wanted.items():
         if name not in tensors:
@@ -89,6 +91,17 @@ def shapes_of(tensors: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], st
             raise InvalidUse(f"{name}: its elements are plain bytes; give them a dtype")
         shapes[name] = tuple(found.shape), found.dtype
     return shapes
+
+
+def layout_for(
+    given: Any, told: StateLayout | None, tensors: Mapping[str, Any], rank: int
+) -> StateLayout:
+    """What the caller gave, else what DTensors tell, else that this rank has all of it."""
+    if given is not None and not isinstance(given, StateLayout):
+        raise InvalidUse(
+            f"layout is a StateLayout, which names tensors, not a {type(given).__name__}"
+        )
+    return given or told or whole_layout(tensors, rank)
 
 
 def whole_layout(tensors: Mapping[str, Any], rank: int) -> StateLayout:

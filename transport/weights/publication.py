@@ -15,7 +15,7 @@ from transport.types import check_timeout
 from transport.weights import card
 from transport.weights.announcement import Announcement
 from transport.weights.live import Live
-from transport.weights.local import check_shapes, described, tensors_of, whole_layout
+from transport.weights.local import check_shapes, described, layout_for, tensors_of
 from transport.weights.registry import registry_of
 from transport.weights.snapshots import Snapshots, check_keep
 from transport.weights.word import State, check_version
@@ -310,7 +310,7 @@ def publish(
     card.check_name(name)
     tensors = tensors_of(state)
     told, rank = described(state, rank)
-    layout = layout or told or whole_layout(tensors, rank)
+    layout = layout_for(layout, told, tensors, rank)
     views = check_shapes(tensors, layout.local_shapes(rank), f"rank {rank}")
     wait = check_timeout(patience)
     registry_of(engine).check_free(name, rank)

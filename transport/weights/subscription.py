@@ -170,8 +170,8 @@ class Subscription(Handle):
         except LayoutError as error:
             if not self._group.missing:
                 raise
-            why = f"{error} ({'; '.join(self._group.errors)})"
-            raise NotYetError(Unavailable(why)) from None
+            why = "; ".join(self._group.errors) or "no address given is that rank's"
+            raise NotYetError(Unavailable(f"{error} ({why})")) from None
         self._version = None
         report = pull.read(choice, clock, progress)
         self._version = self._last = choice.version

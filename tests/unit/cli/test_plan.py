@@ -112,12 +112,14 @@ def test_names_that_no_rule_is_for_are_told(tmp_path):
     ("words", "said"),
     [
         (("--from", "fsdp", "--to", "tp=2"), "write it as in"),
+        (("--from", "fsdp=0", "--to", "tp=2"), "with a size"),
         (("--from", "fsdp=2", "--to", "tp=2", "--rank", "2"), "target ranks 0 to 1"),
         (("--from", "fsdp=2", "--to", "tp=2", "--rank", "-1"), "target ranks 0 to 1"),
         (("--from", "fsdp=2", "--to", "tp=2", "--plot", "a.pdf"), "neither .svg nor .png"),
+        (("--from", "fsdp=2", "--to", "tp=2", "--plot", "/nowhere/a.svg"), "no folder /nowhere"),
         (("--from", "fsdp=2", "--to", "tp=2", "--together", "hosts"), "--ranks-per-host"),
         (("--from", "fsdp=2", "--to", "tp=2", "--gb-per-s", "0"), "--gb-per-s"),
-        (("--from", "fsdp=2", "--to", "tp=2", "--dtype", "float3"), "float3"),
+        (("--from", "fsdp=2", "--to", "tp=2", "--dtype", "float3"), "float3 is none of"),
         (
             (
                 "--from",

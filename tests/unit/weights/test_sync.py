@@ -417,6 +417,19 @@ def test_layouts_that_do_not_fit(trainers, reader):
         weights.publish(reader, "policy", {}, layout=trainers.layout)
 
 
+def test_a_rank_that_the_layout_does_not_have(trainers, reader):
+    with pytest.raises(LayoutError, match="gives rank 99 nothing"):
+        weights.publish(reader, "policy", trainers.states[0], layout=trainers.layout, rank=99)
+    with pytest.raises(LayoutError, match="gives rank 99 nothing"):
+        weights.fetch(
+            reader, "policy", blank(), trainers.addresses, layout=trainers.layout, rank=99
+        )
+    with pytest.raises(InvalidUse, match="not a Layout"):
+        weights.publish(reader, "policy", FULL, layout=Layout.whole((33,), "int64", 0))
+    with pytest.raises(Unavailable, match="no address given is that rank's"):
+        weights.fetch(reader, "policy", blank(), trainers.addresses[:1], deadline=0.05)
+
+
 def test_different_layouts_and_ranks_twice(trainers, reader):
     name, addresses = "policy", [*trainers.addresses, reader.addresses[0]]
     with (
