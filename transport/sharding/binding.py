@@ -18,6 +18,7 @@ from transport.engine.prepared import Sources
 from transport.errors import InvalidUse, RemoteAccessError, Status
 from transport.memory.dtypes import ITEMSIZES
 from transport.memory.host import view
+from transport.memory.layout import overlaps_itself
 from transport.memory.region import Region
 from transport.memory.remote import RemoteRegion
 from transport.sharding.cut import cut_of, joined
@@ -52,6 +53,11 @@ class Memory:
     @property
     def itemsize(self) -> int:
         return ITEMSIZES[self.dtype]
+
+    def check_target(self, which: str) -> None:
+        """Raises InvalidUse where elements share bytes: what is written last would win."""
+        if self.strides is not None and overlaps_itself(self.shape, self.strides, self.itemsize):
+            raise InvalidUse(f"elements of {which} share bytes (an expanded tensor?)")
 
 
 class Binding:
@@ -134,6 +140,8 @@ class Binding:
             raise InvalidUse(f"the local tensor {name!r} of rank {self.rank} is missing")
         if self.op == READ and _readonly(memory.held):
             raise InvalidUse(f"the local tensor {name!r} is read-only; it cannot be filled")
+        if self.op == READ:
+            memory.check_target(f"the local tensor {name!r}")
         return memory
 
     # ------------------------------------------------------------------------------- the far side
@@ -160,7 +168,10 @@ class Binding:
                 op=OP_NAMES[self.op],
                 status=Status.REMOTE_ACCESS,
             )
-        return _far(which, handle, self._shapes[rank][name])
+        memory = _far(which, handle, self._shapes[rank][name])
+        if self.op != READ:
+            memory.check_target(f"the handle of {which}")
+        return memory
 
 
 class _Names:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from transport.errors import VersionGone
+from transport.errors import InvalidUse, VersionGone
 from transport.sharding.execute import Execution
 from transport.weights.files import Files
 from transport.weights.local import check_shapes, described, layout_for, tensors_of
@@ -64,6 +64,8 @@ def fetch(
     receive, rank = _receiver(into, layout, rank)
     if isinstance(sources, os.PathLike):
         return _from_files(engine, sources, receive, rank, version, deadline, progress)
+    if isinstance(sources, str) and sources.endswith(".safetensors"):
+        raise InvalidUse(f"{sources!r} is no address; of a file give the path: Path({sources!r})")
     with Subscription(engine, name, sources, receive, rank, ahead=False) as subscription:
         return subscription.fetch(version, deadline=deadline, progress=progress)
 

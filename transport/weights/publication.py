@@ -293,10 +293,11 @@ def publish(
 ) -> Publication:
     """Lets peers fetch a state dict (or a module's) by name, version after version.
 
-    `state` has this rank's local tensors, `layout` says how the whole group holds the state, `rank`
-    is this process's number in the group. By default DTensors tell both; where there are none,
-    rank 0 has all of it. With `version` the tensors are published as they are; otherwise nothing
-    is there before `update`.
+    `state` has this rank's local tensors and arrays, those of nested dicts by names joined with
+    dots; what else is in it, numbers and lists too, is passed over. `layout` says how the whole
+    group holds the state, `rank` is this process's number in the group. By default DTensors tell
+    both; where there are none, rank 0 has all of it. With `version` the tensors are published as
+    they are; otherwise nothing is there before `update`.
 
     `mode="snapshot"` copies the tensors at each `update`: `keep` versions and one more are in
     memory that peers on this host can map. `mode="live"` copies nothing: readers read the tensors

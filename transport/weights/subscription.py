@@ -112,7 +112,8 @@ class Subscription(Handle):
         when a version is overwritten under it or a source is lost, all within `deadline` seconds
         (default: the setting). Raises VersionGone for a version that is no longer kept, and at the
         deadline what hindered it: VersionMoved, PeerLost, Unavailable or DeadlineExceeded; the
-        tensors then hold no particular version.
+        tensors then hold no particular version. `progress(bytes_done, bytes_total)` is called now
+        and then.
         """
         self._check()
         clock = Clock(deadline, self._engine._core.settings.deadline)

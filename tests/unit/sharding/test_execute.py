@@ -244,6 +244,10 @@ class TestRefusals:
         with pytest.raises(InvalidUse, match="'w' is read-only"):
             self.execution({"w": view})
 
+    def test_elements_of_a_local_tensor_share_bytes(self):
+        with pytest.raises(InvalidUse, match="elements of the local tensor 'w' share bytes"):
+            self.execution({"w": torch.zeros(1, 6).expand(8, 6)})
+
     def test_a_handle_is_missing(self):
         for handles in ({0: self.handles[0]}, {**self.handles, 1: {}}):
             with pytest.raises(InvalidUse, match="no handle of 'w' of rank 1"):

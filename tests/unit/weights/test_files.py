@@ -198,6 +198,8 @@ def test_no_such_file_and_tensor(file, reader, tmp_path):
             weights.fetch(reader, "policy", blank(), path)
     with pytest.raises(LayoutError, match="more"):
         weights.fetch(reader, "policy", {"more": torch.zeros(1)}, file)
+    with pytest.raises(InvalidUse, match=r"give the path: Path\('a.safetensors'\)"):
+        weights.fetch(reader, "policy", blank(), "a.safetensors")
 
 
 def test_a_file_that_is_truncated_while_it_is_read(reader, tmp_path):
