@@ -170,9 +170,12 @@ class Pull(Closing):
     def _what_there_is(self, stable: NDArray[np.int64], clock: Clock) -> str:
         latest = stable.max(axis=1)
         rank = self._sources[int(latest.argmin())].rank
+        low, high = int(latest.min()), int(latest.max())
+        at = f"version {low}" if low >= 0 else "no version"
+        ahead = f", others at up to version {high}" if high > low else ""
         return (
-            f"no version that is wanted and that all sources have, within {clock.limit:g} s: they"
-            f" are at {latest.min()} (rank {rank}) to {latest.max()} (-1 is none)"
+            f"all sources together had no version that was asked for within {clock.limit:g} s:"
+            f" rank {rank} is at {at}{ahead}"
         )
 
 

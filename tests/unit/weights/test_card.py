@@ -106,7 +106,7 @@ def test_hostile_offers(monkeypatch):
             monkeypatch.setattr(type(announcement), "part", lying)
             into = blank()
             with pytest.raises((InvalidUse, LayoutError), match=words):
-                weights.fetch(reader, "w", into, owner.addresses[0], deadline=0.05)
+                weights.fetch(reader, "w", into, owner.addresses[0], deadline=0.3)
             assert same(into, blank())
 
 
