@@ -49,8 +49,10 @@ class Announcement:
 
     def say(self, slot: int, version: int, state: State) -> None:
         """Readers see it at once: all that was written before, nothing that is written after."""
-        pointer = ffi.cast("void *", self._address + 8 * slot)
-        lib.tn_word_store(pointer, word.encode(version, state))
+        words = self._words  # held until it is written: another thread may close this meanwhile
+        if words is not None:
+            pointer = ffi.cast("void *", self._address + 8 * slot)
+            lib.tn_word_store(pointer, word.encode(version, state))
 
     def part(self, rank: int, reader: bytes, record: PeerRecord) -> card.Part:
         """What one reader is told. Raises TransportError when there are too many."""

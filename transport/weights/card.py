@@ -114,6 +114,15 @@ def check_name(name: Any) -> str:
     return encoded.decode()
 
 
+def check_rank(rank: Any) -> int:
+    """Raises InvalidUse for what is no rank."""
+    if isinstance(rank, bool) or not isinstance(rank, (int, np.integer)):
+        raise InvalidUse(f"a rank is a whole number, not {rank!r:.80}")
+    if not 0 <= rank <= MAX_RANK:
+        raise InvalidUse(f"a rank is between 0 and {MAX_RANK}, not {rank!r:.80}")
+    return int(rank)
+
+
 def write_card(slots: Sequence[Mapping[str, RemoteRegion]]) -> bytes:
     """A card of handles, which are all of one engine."""
     names = sorted(slots[0])

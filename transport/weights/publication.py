@@ -311,6 +311,7 @@ def publish(
     card.check_name(name)
     tensors = tensors_of(state)
     told, rank = described(state, rank)
+    rank = card.check_rank(rank)
     layout = layout_for(layout, told, tensors, rank)
     views = check_shapes(tensors, layout.local_shapes(rank), f"rank {rank}")
     wait = check_timeout(patience)

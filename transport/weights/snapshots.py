@@ -64,13 +64,15 @@ class Snapshots:
         return self.slots * self._size
 
     def take(self, slot: int) -> None:
-        """Copies the tensors as they are now."""
-        self._copy.all(self._targets[slot], self._sources)
+        """Copies the tensors as they are now. Raises InvalidUse once it is closed."""
+        targets, sources = self._targets, self._sources
+        if not targets:
+            raise InvalidUse("this publication was closed while a version of it was published")
+        self._copy.all(targets[slot], sources)
 
     def close(self) -> None:
         self._region.close()
-        self._targets.clear()
-        self._sources.clear()
+        self._targets, self._sources = [], []  # another thread may be copying
 
 
 def _packed(views: Mapping[str, View]) -> tuple[int, dict[str, int]]:

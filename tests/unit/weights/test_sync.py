@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -455,6 +458,9 @@ def test_what_cannot_be_published(reader):
         weights.publish(reader, "policy", {"t": torch.zeros(3, 4).t()}, mode="live")
     with pytest.raises(InvalidUse, match="state dict"):
         weights.publish(reader, "policy", [torch.zeros(3)])
+    for rank in (-1, 1 << 31, True, 1.0, "0"):
+        with pytest.raises(InvalidUse, match="a rank is"):
+            weights.publish(reader, "policy", FULL, rank=rank)
     for name in ("", 7, "\ud800"):
         with pytest.raises(InvalidUse, match="a name"):
             weights.publish(reader, name, FULL)
@@ -473,6 +479,25 @@ def test_what_cannot_be_published(reader):
             publication.commit(1)
     with pytest.raises(InvalidUse, match="addresses"):
         weights.subscribe(reader, "policy", FULL, [])
+
+
+def test_closed_by_another_thread_while_a_version_is_published(reader):
+    """It is an error there, and no byte of what was given back is written."""
+    for _ in range(20):
+        publication = weights.publish(reader, "policy", FULL, 1)
+        begun = threading.Event()
+
+        def update(publication=publication, begun=begun):
+            for version in itertools.count(2):
+                publication.update(version)
+                begun.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            updates = pool.submit(update)
+            begun.wait()
+            publication.close()
+            with pytest.raises(InvalidUse, match="closed"):
+                updates.result()
 
 
 # ---------------------------------------------------------------------------------------- memory
