@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import sys
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from transport.memory import allocator as allocator_module
 from transport.memory.allocator import PAGE, SMALL_ALIGNMENT, Allocator, alignment_of, rounded
 
 SIZE = 64 * PAGE
@@ -71,3 +75,39 @@ def test_large_blocks_never_share_a_page_with_small_ones():
     assert large == PAGE
     assert rounded(PAGE + 1) == 2 * PAGE
     assert rounded(0) == SMALL_ALIGNMENT
+
+
+def test_what_was_interrupted_between_any_two_steps_is_mended():
+    """As Ctrl-C does it: an exception out of nowhere, line by line."""
+    for step in range(60):
+        allocator = Allocator(SIZE)
+        blocks = [allocator.take(PAGE) for _ in range(4)]
+        allocator.give_back(blocks[1])
+        with contextlib.suppress(KeyboardInterrupt), _interrupted(step):
+            allocator.take(64)
+            allocator.give_back(blocks[2])
+        allocator.take(1)  # whatever came first is mended now
+        for start in list(allocator.used):
+            allocator.give_back(start)
+        assert allocator.free_bytes == SIZE
+        assert allocator.take(SIZE) == 0
+
+
+@contextlib.contextmanager
+def _interrupted(step):
+    """Raises KeyboardInterrupt at the so many-th line of the allocator that runs."""
+    left = itertools.count(step, -1)
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != allocator_module.__file__:
+            return None
+        if event == "line" and next(left) == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
