@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from transport.errors import InvalidUse, LayoutError
 from transport.memory.dtypes import ITEMSIZES
+from transport.sharding.checks import shape_of
 from transport.sharding.layout import Layout
 from transport.sharding.state import StateLayout
 
@@ -150,17 +151,25 @@ def _entry(path: Path, name: str, about: Any) -> tuple[str, tuple[int, ...], int
         if not shape or shape[-1] % 2:
             raise LayoutError(f"{name} in {path} has a half byte of F4 left over")
         shape = (*shape[:-1], shape[-1] // 2)
-    if math.prod(shape) * ITEMSIZES[dtype] != end - begin:
+    if math.prod(shape_of(shape)) * ITEMSIZES[dtype] != end - begin:
         raise LayoutError(f"{name} in {path}: {end - begin} bytes for {dtype}{list(shape)}")
     return dtype, shape, begin, end
 
 
+def _is_text(name: str) -> bool:
+    """JSON can write half a character, which no name has."""
+    return name.isascii() or name.encode("utf-8", "replace").decode() == name
+
+
 def _check_ends(path: Path, header: dict[str, Any], size: int) -> None:
     for name, about in header.items():
+        if not _is_text(name):
+            raise LayoutError(f"{path} has a tensor without a proper name: {name!a:.80}")
         try:
             begin, end = about["data_offsets"]
             sound = 0 <= begin <= end <= size and all(n >= 0 for n in about["shape"])
             sound = sound and isinstance(about["dtype"], str)
+            sound = sound and type(begin) is type(end) is int
         except (TypeError, ValueError, KeyError):
             sound = False
         if not sound:

@@ -69,11 +69,21 @@ def test_half_bytes_are_counted_as_torch_does(tmp_path):
         ({"w": _entry([2], 0, 8, "F6_E2M3")}, LayoutError),
         ({"w": {"dtype": "F32"}}, LayoutError),
         ({"w": None}, LayoutError),
+        ({"w": _entry([2], 0.0, 8.0)}, LayoutError),
+        ({"w": _entry([2], False, 8)}, LayoutError),
+        ({"\ud800": _entry([2], 0, 8)}, LayoutError),  # half a character
     ],
 )
 def test_headers_that_lie_are_refused(tmp_path, header, error):
     with pytest.raises(error, match=r"x\.safetensors"):
         read_safetensors(_write(tmp_path / "x.safetensors", header, bytes(8)))
+
+
+def test_a_shape_without_end_is_not_multiplied_out(tmp_path):
+    shape = [10**1000] * 300  # and there may be a hundred thousand
+    path = _write(tmp_path / "x.safetensors", {"w": _entry(shape, 0, 8)}, bytes(8))
+    with pytest.raises(LayoutError, match="no shape"):
+        read_safetensors(path)
 
 
 def test_a_header_of_gigabytes_is_not_read(tmp_path):
