@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 MAX_DIMENSIONS = 16
+_MAX_COMPARED = 1 << 31  # pairs of boxes: seconds
 MAX_NUMEL = 1 << 60  # so that offsets in bits stay in 64 bits
 
 
@@ -125,19 +126,29 @@ def ranks_text(ranks: Ints) -> str:
 
 def overlapping(rank: Ints, at: Ints, size: Ints) -> tuple[int, int] | None:
     """Two boxes that share an element of a rank's local tensor, if there are such."""
-    order = np.lexsort((at[:, 0], rank)) if at.shape[1] else np.argsort(rank, kind="stable")
+    axis = _most_cut(at)
+    order = np.argsort(rank, kind="stable") if axis is None else np.lexsort((at[:, axis], rank))
     rank, at, end = rank[order], at[order], (at + size)[order]
     for step in range(1, len(rank)):
         near = rank[step:] == rank[:-step]
-        if at.shape[1]:
-            near &= at[step:, 0] < end[:-step, 0]
+        if axis is not None:
+            near &= at[step:, axis] < end[:-step, axis]
         if not near.any():
             return None
         both = (at[step:] < end[:-step]).all(axis=1) & (at[:-step] < end[step:]).all(axis=1)
         bad = np.flatnonzero(near & both)
         if len(bad):
             return int(order[bad[0]]), int(order[bad[0] + step])
+        if step * len(rank) > _MAX_COMPARED:
+            raise LayoutError(f"{len(rank)} boxes are too many that begin beside each other")
     return None
+
+
+def _most_cut(at: Ints) -> int | None:
+    """The dimension in which boxes begin at the most places, so that few are beside each other."""
+    if not at.size:
+        return None
+    return int(np.argmax([len(np.unique(column)) for column in at.T]))
 
 
 def check_flat(

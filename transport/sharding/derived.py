@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from transport.errors import LayoutError
-from transport.sharding.checks import ranks_text
-from transport.sharding.forms import Table, bounded, digest
+from transport.sharding.checks import MAX_NUMEL, ranks_text
+from transport.sharding.forms import Table, digest
 from transport.sharding.mesh import frozen
 from transport.sharding.pieces import Pieces
+from transport.sharding.runs import bounded
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -98,7 +99,7 @@ class Interleaved:
         """Pairs of a piece and a group of `step` indices that it reaches into."""
         first = offset // self.step
         count = (offset + size - 1) // self.step - first + 1
-        bounded(int(count.sum()))
+        bounded(int(count.sum()) * len(self.base.shape))
         row = np.repeat(np.arange(len(count)), count)
         return row, first[row] + np.arange(len(row)) - (count.cumsum() - count)[row]
 
@@ -172,7 +173,7 @@ class Stacked:
 
 def check_stack(members: tuple[Layout, ...], dim: int) -> None:
     """Raises LayoutError where the members' local tensors are not alike but for dimension `dim`."""
-    names = ", ".join(map(str, members))
+    names = ", ".join(map(str, members[:8]))
     if len({member.dtype for member in members}) > 1:
         raise LayoutError(f"{names} differ in their dtype")
     tables = [member.table for member in members]
@@ -191,6 +192,9 @@ def check_stack(members: tuple[Layout, ...], dim: int) -> None:
                 f"{names} are not stacked along dimension {dim}: their local shapes differ in the "
                 f"other dimensions on {ranks_text(differ)}"
             )
+    together = np.sum([table.local_shapes[:, dim] for table in tables], axis=0, dtype=float)
+    if (together * rest.prod(axis=1, dtype=float) > MAX_NUMEL).any():
+        raise LayoutError(f"{names} stacked are over the limit of {MAX_NUMEL} elements")
 
 
 class Union:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from transport.errors import LayoutError
 from transport.sharding.mesh import frozen
 from transport.sharding.pieces import Pieces
 from transport.sharding.placement import Placement, Replicate, StridedShard
-from transport.sharding.runs import shard
+from transport.sharding.runs import bounded, shard
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,16 +53,6 @@ def digest(*parts: Any) -> bytes:
         made.update(len(body).to_bytes(8, "little"))
         made.update(body)
     return made.digest()
-
-
-MAX_PIECES = 1 << 24
-"""In one layout, runs that are multiplied out included: a bound for descriptions from outside."""
-
-
-def bounded(count: int) -> None:
-    """Raises LayoutError for more pieces than any real layout has, before memory is taken."""
-    if count > MAX_PIECES:
-        raise LayoutError(f"a layout of {count} pieces is over the limit of {MAX_PIECES}")
 
 
 def row_major(shapes: Ints) -> Ints:
@@ -114,7 +103,7 @@ class Placed:
 def _product(ranks: Ints, local: Ints, runs: list[tuple[Ints, Ints]]) -> Pieces:
     """Every combination of a run along each dimension is a piece."""
     count, rank = local.shape
-    bounded(count * math.prod(length.shape[1] for _, length in runs))
+    bounded(count * math.prod(length.shape[1] for _, length in runs) * rank)
     valid = np.ones((count, *(length.shape[1] for _, length in runs)), bool)
     for dim, (_, length) in enumerate(runs):
         axes = [1] * rank

@@ -1,4 +1,4 @@
-"""Which indices of one dimension each place of a mesh holds, as runs. Pure; imports nothing.
+"""Which indices of one dimension each place of a mesh holds, as runs. Pure; imports errors.
 
 Two arrays of shape (places, runs) hold first index and length; the local index is counted along
 the runs of a row, and a run of length 0 is none. All places are worked out at once.
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from transport.errors import LayoutError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -17,6 +19,19 @@ if TYPE_CHECKING:
 
     Runs: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
     """First indices and lengths."""
+
+
+MAX_NUMBERS = 1 << 24
+"""Of one layout, in an array of its pieces: a bound for descriptions from outside."""
+
+
+def bounded(count: int) -> None:
+    """Raises LayoutError for more than any real layout has, before memory is taken.
+
+    `count` is of pieces times their dimensions.
+    """
+    if count > MAX_NUMBERS:
+        raise LayoutError(f"the pieces of a layout have {count} indices, over {MAX_NUMBERS}")
 
 
 def shard(extent: int, cuts: Sequence[tuple[int, int]]) -> Runs:
@@ -27,6 +42,7 @@ def shard(extent: int, cuts: Sequence[tuple[int, int]]) -> Runs:
     """
     runs = np.zeros((1, 1), np.int64), np.full((1, 1), extent, np.int64)
     for places, split in cuts:
+        bounded(len(runs[0]) * places * min(split, max(extent, 1)) * runs[0].shape[1])
         low, high = _segments(runs[1].sum(axis=1), places, split)
         first, length = (np.repeat(array, places, axis=0) for array in runs)
         runs = _compact(*_take(first, length, low, high))

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from transport.errors import LayoutError
 from transport.sharding.checks import checked_boxes, checked_flat, shape_of
-from transport.sharding.derived import Interleaved, Part, Permuted, Stacked
+from transport.sharding.derived import Interleaved, Part, Permuted, Stacked, check_stack
 from transport.sharding.flat import Flat
 from transport.sharding.forms import Boxes, Placed
 from transport.sharding.layout import Layout
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 MAX_BYTES = 1 << 28
+MAX_NUMBERS = 1 << 26  # indices of all pieces: what decoding may take, some GB
 
 _Extent: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 60)]
 _Shape: TypeAlias = Annotated[tuple[_Extent, ...], Meta(max_length=16)]
@@ -169,8 +170,13 @@ def decode_state(data: bytes) -> list[tuple[str, Layout, str]]:
     try:
         meshes = _meshes(state.meshes)
         layouts: list[Layout] = []
+        numbers = 0
         for wire in state.layouts:
-            layouts.append(_layout(wire, meshes, layouts))
+            layout = _layout(wire, meshes, layouts)
+            numbers += layout.ranks.size + layout.pieces().offset.size
+            if numbers > MAX_NUMBERS:  # a few bytes can describe very much
+                raise LayoutError(f"layouts of over {MAX_NUMBERS} indices in all are refused")
+            layouts.append(layout)
         return [(n, layouts[index], tensor or n) for n, index, tensor in state.entries]
     except (IndexError, ValueError, OverflowError):
         raise LayoutError("these bytes describe layouts that do not fit together") from None
@@ -226,7 +232,10 @@ def _derived(wire: WireDerived, known: list[Layout]) -> Layout:
     if isinstance(wire, WireUnion):
         return Layout.union([known[index] for index in wire.members])
     if isinstance(wire, WireStacked):
-        return Layout.stacked([known[index] for index in wire.members], wire.dim)[wire.index]
+        members = tuple(known[index] for index in wire.members)
+        member = members[wire.index]  # the others come by themselves
+        check_stack(members, wire.dim)
+        return Layout(member.shape, member.dtype, Stacked(members, wire.dim, wire.index))
     base = known[wire.base]
     if isinstance(wire, WireInterleaved):
         return base.interleaved(wire.dim, wire.start, wire.length, wire.step)

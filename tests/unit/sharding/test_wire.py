@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport.errors import LayoutError
+from transport.sharding import wire
 from transport.sharding.layout import Layout
 from transport.sharding.mesh import Mesh
 from transport.sharding.placement import Shard, StridedShard
@@ -98,6 +99,41 @@ def test_damage_is_refused_or_makes_another_layout(data):
 def test_lies_are_refused(state, words):
     with pytest.raises(LayoutError, match=words):
         StateLayout.decode(msgspec.msgpack.encode(state))
+
+
+_ONE = [[1], ["x"], b""]
+_HUGE = ["placed", [1 << 40, *[1] * 12], "int8", 0, [[-1, 0]]]
+_LONG = ["placed", [1 << 59], "int8", 0, [[-1, 0]]]
+_CUT = ["placed", [1 << 40], "int8", 0, [[0, 1 << 20]] * 2]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ([1, [_ONE], [_HUGE, ["interleaved", 0, 0, 0, 1, 1 << 17]], []], "have .* indices"),
+        ([1, [[[2, 2], ["x", "y"], b""]], [_CUT], []], "have .* indices"),
+        ([1, [_ONE], [_LONG, ["stacked", [0] * 16, 0, 3]], []], "stacked are over the limit"),
+        ([1, [_ONE], [_LONG, ["stacked", [], 0, 0]], []], "do not fit together"),
+    ],
+)
+def test_a_few_bytes_do_not_take_gigabytes(state, words):
+    with pytest.raises(LayoutError, match=words):
+        StateLayout.decode(msgspec.msgpack.encode(state))
+
+
+def test_many_layouts_of_many_pieces_do_not_either(monkeypatch):
+    monkeypatch.setattr(wire, "MAX_NUMBERS", 10_000)
+    many = [["placed", [1 << 10, i], "int8", 0, [[0, 1]]] for i in range(1, 10)]
+    state = [1, [[[1 << 10], ["x"], b""]], many, []]
+    with pytest.raises(LayoutError, match="in all are refused"):
+        StateLayout.decode(msgspec.msgpack.encode(state))
+
+
+def test_many_boxes_beside_each_other_are_compared_quickly():
+    count = 50_000  # pairs would be over a thousand million
+    boxes = {0: [((0, i), (4, 1), (0, i)) for i in range(count)]}
+    layout = Layout.explicit((4, count), "int8", boxes, {0: (4, count)})
+    assert len(layout.pieces()) == count
 
 
 def test_layouts_made_of_each_other_without_end_are_refused():
