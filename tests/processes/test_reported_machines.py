@@ -212,7 +212,11 @@ def _wakes():
 @pytest.mark.parametrize(
     ("near", "far", "said"),
     [
-        ({}, {"providers": "tcp", "listen": "127.0.0.1:0"}, "shm: only its stream: the peer does"),
+        (
+            {},
+            {"providers": "tcp", "listen": "127.0.0.1:0"},
+            "shm: only its stream: the peer says: providers= or",
+        ),
         ({"providers": "tcp"}, {"listen": "127.0.0.1:0"}, "shm: not used: providers= or"),
         ({}, {}, "verbs: not used: "),
         ({}, {}, "tcp: not used: not for unix links"),
