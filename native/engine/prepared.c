@@ -27,13 +27,14 @@ int tn_prepare(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tra
     return TN_OK;
 }
 
-/* Whoever is about to start it has seen its home, or will not find it. */
+/* Whoever is about to start it has seen its home, or will not find it. In a forked child nobody is,
+ * whatever the copy says. */
 void tn_prepared_release(struct tn_transfer *transfer)
 {
     struct tn_peer *peer = atomic_exchange(&transfer->home, NULL);
     if (!peer)
         return;
-    while (atomic_load(&transfer->starting))
+    while (atomic_load(&transfer->starting) && transfer->generation == tn_fork_generation())
         usleep(10);
     pthread_mutex_lock(&peer->engine->active_lock);
     tn_list_remove(&transfer->prepared);
