@@ -219,9 +219,15 @@ int tn_link_open(struct tn_host *host, struct tn_peer *peer, int fd,
     return TN_OK;
 }
 
+/* Its peer may have gone down meanwhile: what is closed is not watched, nor whoever has its
+ * descriptor's number by now. */
 int tn_link_begin(struct tn_link *link)
 {
-    return link->host->watch(link->host, &link->watch);
+    tn_link_enter(link);
+    int status = link->dead ? tn_fail(TN_PEER_LOST, "the connection was closed before it began")
+                            : link->host->watch(link->host, &link->watch);
+    tn_link_leave(link);
+    return status;
 }
 
 /* ---- ending ---------------------------------------------------------------------------------- */

@@ -103,7 +103,7 @@ int tn_link_join(struct tn_link *first, int fd)
         discard(link);
         return status;
     }
-    status = link->dead ? TN_PEER_LOST : tn_link_begin(link);
+    status = link->dead ? TN_PEER_LOST : first->host->watch(first->host, &link->watch);
     if (status != TN_OK)
         tn_link_break(link, status, "watching a stream failed: %s", tn_last_error());
     if (status == TN_OK && first->opens)
