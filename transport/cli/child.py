@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import traceback
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import TransportError
@@ -17,6 +18,7 @@ from transport.types import Closing
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
     Handlers = Mapping[str, Callable[..., Any]]
 
@@ -34,7 +36,7 @@ class Child(Closing):
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=target, args=(theirs, *arguments), daemon=True)
-        self._process.start()
+        _start(self._process)
         theirs.close()
 
     @property
@@ -85,6 +87,18 @@ class Child(Closing):
         if isinstance(error[1], KeyboardInterrupt):
             self._process.kill()
         self.close()
+
+
+def _start(process: BaseProcess) -> None:
+    """Ctrl-C while an interpreter starts makes it print a trace, before code of ours could help;
+    so it is blocked there, for good: the parent decides what Ctrl-C means.
+    """
+    resource_tracker.ensure_running()  # or it would unblock what is blocked here
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def serve(pipe: Connection, handlers: Handlers) -> None:
