@@ -22,8 +22,8 @@ size_t tn_copy_threshold(void);
  * turns and are timed, those after them use what was faster. */
 struct tn_copy_plan {
     bool streaming;
-    bool rows; /* short pieces are streamed: these are faster so, by half to three times, whatever
-                  is true of long ones */
+    bool rows;     /* short pieces are streamed: these are faster so by a third and more, whatever
+                      is true of long ones */
     uint8_t trial; /* 1 + the magnitude that it is timed for; 0: none */
 };
 
