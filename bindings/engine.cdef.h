@@ -13,6 +13,7 @@ struct tn_engine_options {
     uint32_t huge_pages;
     uint64_t stream_buffer;
     uint32_t progress;
+    uint32_t gpu_direct;
     ...;
 };
 int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **out);

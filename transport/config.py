@@ -119,6 +119,12 @@ class Settings:
         "pages of pool memory: transparent huge pages where shmem_enabled allows, reserved ones "
         "(vm.nr_hugepages; none left is an error), or small ones",
     )
+    gpu_direct: str = _setting(
+        "prefer",
+        kinds.choice("prefer", "require", "off"),
+        "how NICs reach GPU memory: prefer lets them where they can and stages the rest through "
+        "host memory, require refuses to stage, off keeps NICs away from it",
+    )
     providers: tuple[str, ...] = _setting(
         ("shm", "verbs", "tcp"), kinds.NAMES, "ways to move bytes, most wanted first"
     )

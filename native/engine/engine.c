@@ -29,6 +29,7 @@ static void init_host(struct tn_engine *engine)
     engine->host.liveness_ns = engine->options.liveness_ns;
     engine->host.stream_window = engine->options.stream_window;
     engine->host.stream_buffer = engine->options.stream_buffer;
+    engine->host.gpu_direct = engine->options.gpu_direct;
     engine->host.ended = tn_settle_ended;
     engine->host.quiet = tn_settle_quiet;
     engine->host.peer_down = tn_peer_fail;
@@ -49,7 +50,7 @@ static int check_options(const struct tn_engine_options *options)
 {
     if (!options->chunk_bytes || !options->liveness_ns || !options->notify_depth ||
         !options->max_regions || !options->stream_window || options->providers > TN_MAX_PROVIDERS ||
-        options->huge_pages > TN_HUGE_RESERVED)
+        options->huge_pages > TN_HUGE_RESERVED || options->gpu_direct > TN_GPU_DIRECT_OFF)
         return tn_fail(TN_INVALID,
                        "every engine option must be positive, and at most %d providers be ordered",
                        TN_MAX_PROVIDERS);

@@ -17,7 +17,7 @@
 #include "memory/region.h"
 #include "transport_native.h"
 
-#define TN_PROVIDER_ABI 4
+#define TN_PROVIDER_ABI 5
 
 struct tn_host;
 struct tn_transfer;
@@ -38,6 +38,7 @@ struct tn_host {
     uint64_t liveness_ns;
     uint32_t stream_window;
     uint64_t stream_buffer; /* of a TCP socket, each way; 0: as the kernel sizes it */
+    uint32_t gpu_direct;    /* enum tn_gpu_direct */
 
     /* Called by transfer.c only: the transfer's status became final / it became quiet (exactly once
      * each). */

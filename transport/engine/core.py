@@ -47,6 +47,7 @@ _log = logging.getLogger("transport.engine")
 
 _HUGE_PAGES = {"none": 0, "transparent": 1, "reserved": 2}  # enum tn_huge_pages
 _PROGRESS = {"adaptive": 0, "poll": 1, "event": 2}  # enum tn_progress_mode
+_GPU_DIRECT = {"prefer": 0, "require": 1, "off": 2}  # enum tn_gpu_direct
 _PATIENCE = 10.0  # seconds beyond the close timeout for callers to leave
 
 # Native things that could not be freed: their memory may still be written. Kept for ever.
@@ -393,6 +394,7 @@ def _open_native(incarnation: bytes, settings: Settings, paths: Paths) -> Native
     options.providers = len(numbers)
     options.huge_pages = _HUGE_PAGES[settings.huge_pages]
     options.progress = _PROGRESS[settings.progress]
+    options.gpu_direct = _GPU_DIRECT[settings.gpu_direct]
     out = ffi.new("struct tn_engine **")
     check(lib.tn_engine_open(options, out))
     return NativeEngine(out[0])

@@ -17,6 +17,13 @@ enum tn_progress_mode {
     TN_PROGRESS_EVENT = 2,    /* sleeps at once */
 };
 
+/* Whether devices move the bytes of GPU memory themselves, or host memory is between. */
+enum tn_gpu_direct {
+    TN_GPU_DIRECT_PREFER = 0,  /* directly where it is possible, else staged */
+    TN_GPU_DIRECT_REQUIRE = 1, /* directly or not at all */
+    TN_GPU_DIRECT_OFF = 2,     /* NICs are kept away from GPU memory */
+};
+
 struct tn_engine_options {
     uint8_t incarnation[TN_INCARNATION_BYTES];
     uint64_t
@@ -31,6 +38,7 @@ struct tn_engine_options {
     uint32_t huge_pages;              /* enum tn_huge_pages, of segments */
     uint64_t stream_buffer;           /* of a TCP socket, each way; 0: as the kernel sizes it */
     uint32_t progress;                /* enum tn_progress_mode */
+    uint32_t gpu_direct;              /* enum tn_gpu_direct */
 };
 
 int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **out);
