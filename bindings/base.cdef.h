@@ -29,6 +29,8 @@ enum tn_status {
     TN_VERBS = ...,
     TN_NO_PATH = ...,
     TN_FLUSHED = ...,
+    TN_CUDA = ...,
+    TN_HIP = ...,
 };
 enum tn_access { TN_READ = ..., TN_WRITE = ... };
 enum tn_op { TN_OP_READ = ..., TN_OP_WRITE = ... };

@@ -14,7 +14,9 @@ TransportError                  .retryable
     Cancelled
     StaleRegion                 the region was closed or dropped, or its owner restarted
   NativeError (OSError)         .operation .errno
-    VerbsError  CudaError  HipError  NcclError
+    VerbsError  NcclError
+    DriverError                 .number .name; a GPU driver's
+      CudaError  HipError
   LayoutError                   a sharding that cannot be
   VersionMoved                  .version; weights changed while they were read
     VersionGone                 that version is not kept any more
@@ -26,6 +28,7 @@ from __future__ import annotations
 
 import enum
 import errno as _errno
+import re
 from typing import Any
 
 
@@ -51,6 +54,8 @@ class Status(enum.IntEnum):
     VERBS = -15
     NO_PATH = -16
     FLUSHED = -17
+    CUDA = -18
+    HIP = -19
 
 
 class TransportError(Exception):
@@ -194,11 +199,26 @@ class VerbsError(NativeError):
     """libibverbs, or a failed work completion."""
 
 
-class CudaError(NativeError):
+class DriverError(NativeError):
+    """A GPU driver; `errno` is its own error number, not one of the system's."""
+
+    @property
+    def number(self) -> int:
+        """CUresult or hipError_t."""
+        return self.errno or 0
+
+    @property
+    def name(self) -> str:
+        """As the driver spells it ("CUDA_ERROR_INVALID_VALUE"); "" where it gave none."""
+        found = re.search(r"\b(?:CUDA_ERROR_|hipError)\w+", str(self))
+        return found[0] if found else ""
+
+
+class CudaError(DriverError):
     """The CUDA driver."""
 
 
-class HipError(NativeError):
+class HipError(DriverError):
     """The HIP runtime."""
 
 
@@ -241,6 +261,13 @@ _TRANSFER_ERRORS: dict[int, type[TransferError]] = {
     Status.CANCELLED: Cancelled,
 }
 
+_NATIVE_ERRORS: dict[int, type[NativeError]] = {
+    Status.SYSTEM: NativeError,
+    Status.VERBS: VerbsError,
+    Status.CUDA: CudaError,
+    Status.HIP: HipError,
+}
+
 _PEER_ERRORS: dict[int, type[PeerError]] = {
     Status.PEER_REFUSED: PeerRefused,
     Status.VERSION: VersionMismatch,
@@ -272,10 +299,8 @@ def from_status(
         return Unavailable(text)
     if status == Status.NOMEM:
         return NativeError(text, errno=error or _errno.ENOMEM)
-    if status == Status.SYSTEM:
-        return NativeError(text, errno=error)
-    if status == Status.VERBS:
-        return VerbsError(text, errno=error)
+    if status in _NATIVE_ERRORS:
+        return _NATIVE_ERRORS[status](text, errno=error)
     if status in _PEER_ERRORS:
         return _PEER_ERRORS[status](text, peer=peer)
     if status in (Status.PEER_LOST, Status.PROTOCOL):

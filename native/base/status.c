@@ -92,6 +92,10 @@ const char *tn_status_name(int status)
         return "no allowed path";
     case TN_FLUSHED:
         return "flushed";
+    case TN_CUDA:
+        return "the CUDA driver failed";
+    case TN_HIP:
+        return "the HIP runtime failed";
     default:
         return "unknown status";
     }

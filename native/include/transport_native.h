@@ -23,5 +23,6 @@
 #include "transport/notification.h"
 #include "transport/shm.h"
 #include "transport/verbs.h"
+#include "transport/gpu.h"
 
 #endif

@@ -68,6 +68,8 @@ class Lib:
     TN_VERBS_RELAXED_OFF: int
     TN_VERBS_RELAXED_ON: int
     TN_FLUSHED: int
+    TN_CUDA: int
+    TN_HIP: int
     TN_READ: int
     TN_WRITE: int
     TN_OP_READ: int

@@ -37,6 +37,8 @@ enum tn_status {
     TN_VERBS = -15,    /* a work completion failed: see tn_result.vendor and .text */
     TN_NO_PATH = -16,  /* none of the allowed providers can carry this transfer */
     TN_FLUSHED = -17,  /* ended because another operation failed; never the first error */
+    TN_CUDA = -18,     /* the CUDA driver failed: its number is in tn_last_errno() */
+    TN_HIP = -19,      /* the same of the HIP runtime */
 };
 
 enum tn_access { TN_READ = 1, TN_WRITE = 2 };

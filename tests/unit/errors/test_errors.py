@@ -81,6 +81,8 @@ def test_attributes_survive_pickling_and_live_objects_become_their_names():
         ("PROTOCOL", e.PeerLost),
         ("CLOSED", e.TransferError),
         ("VERBS", e.VerbsError),
+        ("CUDA", e.CudaError),
+        ("HIP", e.HipError),
         ("NO_PATH", e.Unavailable),
         ("FLUSHED", e.TransferError),
         ("AGAIN", e.TransferError),
@@ -96,6 +98,13 @@ def test_from_status(name, kind):
         assert error.peer == "p"
     if isinstance(error, e.NativeError):
         assert error.errno == errno.EIO
+
+
+def test_a_driver_error_has_the_drivers_number_and_name():
+    text = "cuMemMap: CUDA_ERROR_ALREADY_MAPPED (208): resource already mapped"
+    error = e.from_status(e.Status.CUDA, text, error=208)
+    assert (error.number, error.name, str(error)) == (208, "CUDA_ERROR_ALREADY_MAPPED", text)
+    assert e.from_status(e.Status.HIP, "no words", error=1).name == ""
 
 
 def test_from_status_without_words_uses_the_status_name():

@@ -1,0 +1,226 @@
+/* Which driver this process uses, and its errors as statuses. */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/status.h"
+#include "gpu/platform.h"
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct tn_gpu_choice chosen = {.platform = TN_GPU_ANY};
+static struct tn_gpu *current; /* NULL: not opened yet, or there is none */
+static struct tn_gpu *all;     /* once open they stay, for objects of a former one point at it */
+static bool decided;
+static pid_t owner; /* a driver does not survive fork() */
+static char reason[1024];
+
+/* ---- errors */
+static int status_of(const struct tn_gpu *gpu, int error)
+{
+    switch (error) {
+    case CUDA_ERROR_NOT_READY:
+        return TN_PENDING;
+    case CUDA_ERROR_OUT_OF_MEMORY:
+        return TN_NOMEM;
+    case CUDA_ERROR_NOT_INITIALIZED:
+    case CUDA_ERROR_DEINITIALIZED:
+    case CUDA_ERROR_STUB_LIBRARY:
+    case CUDA_ERROR_DEVICE_UNAVAILABLE:
+    case CUDA_ERROR_NO_DEVICE:
+    case CUDA_ERROR_NOT_PERMITTED:
+    case CUDA_ERROR_NOT_SUPPORTED:
+    case CUDA_ERROR_SYSTEM_NOT_READY:
+    case CUDA_ERROR_SYSTEM_DRIVER_MISMATCH:
+        return TN_UNAVAILABLE;
+    default:
+        return gpu->way->failure;
+    }
+}
+
+int tn_gpu_checked(const struct tn_gpu *gpu, size_t offset, int error)
+{
+    if (!error)
+        return TN_OK;
+    const char *name = NULL, *text = NULL, *call = tn_gpu_lib_name(&gpu->lib, offset);
+    int status = status_of(gpu, error);
+    /* HIP keeps the last error of a thread for whoever asks next, which would be the application.
+     */
+    if (gpu->lib.forget_error)
+        gpu->lib.forget_error();
+    if (status == TN_PENDING)
+        return status;
+    gpu->way->error(gpu, error, &name, &text);
+    return tn_fail_as(status, error, "%s: %s (%d)%s%s", call, name ? name : "error", error,
+                      text ? ": " : "", text ? text : "");
+}
+
+int tn_gpu_lacks(const struct tn_gpu *gpu, size_t offset)
+{
+    return tn_fail(TN_UNAVAILABLE, "%s %d (%s) has no %s: a newer driver is needed", gpu->way->name,
+                   gpu->facts.version, gpu->lib.file, tn_gpu_lib_name(&gpu->lib, offset));
+}
+
+/* ---- opening */
+static int count_devices(struct tn_gpu *gpu)
+{
+    int count = 0;
+    int status = TN_GPU_CALL(gpu, device_count, &count);
+    if (status != TN_OK)
+        return status;
+    gpu->facts.devices = count < TN_GPU_DEVICES ? count : TN_GPU_DEVICES;
+    for (int i = 0; i < gpu->facts.devices && status == TN_OK; i++)
+        status = TN_GPU_CALL(gpu, device_get, &gpu->ordinals[i], i);
+    for (int i = 0; i < gpu->facts.devices && status == TN_OK; i++)
+        status = tn_gpu_look(gpu, i);
+    return status;
+}
+
+/* The reason of a driver that is here and cannot be used, with what would help. */
+static int unusable(const struct tn_gpu *gpu, int status, int error)
+{
+    char text[700];
+    snprintf(text, sizeof(text), "%s", tn_last_error());
+    const char *remedy = "";
+    if (error == CUDA_ERROR_STUB_LIBRARY)
+        remedy = "; this is the toolkit's stub for linking: install the driver, or take the "
+                 "folder of stubs out of LD_LIBRARY_PATH";
+    else if (error == CUDA_ERROR_NO_DEVICE || (gpu->lib.hip && error == hipErrorInvalidDevice))
+        remedy = "; it sees no GPU: none is there, none is given to this container, or "
+                 "CUDA_VISIBLE_DEVICES (ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES) hides all";
+    else if (error == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)
+        remedy = "; the kernel module has another version than this library";
+    return tn_fail_as(status == TN_PENDING ? TN_UNAVAILABLE : status, error, "%s (%s): %s%s",
+                      gpu->way->name, gpu->lib.file, text, remedy);
+}
+
+static int start(struct tn_gpu *gpu)
+{
+    int status = TN_GPU_CALL(gpu, init, 0);
+    if (status == TN_OK)
+        status = TN_GPU_CALL(gpu, version, &gpu->facts.version);
+    if (status == TN_OK)
+        status = count_devices(gpu);
+    if (status == TN_OK && gpu->facts.devices == 0)
+        status =
+            tn_gpu_checked(gpu, offsetof(struct tn_gpu_lib, device_count), CUDA_ERROR_NO_DEVICE);
+    if (status != TN_OK)
+        return unusable(gpu, status == TN_NOMEM ? status : TN_UNAVAILABLE, tn_last_errno());
+    return TN_OK;
+}
+
+static int open_platform(uint32_t platform, struct tn_gpu **out)
+{
+    bool hip = platform == TN_GPU_ROCM;
+    struct tn_gpu *gpu = calloc(1, sizeof(*gpu));
+    if (!gpu)
+        return tn_fail(TN_NOMEM, "out of memory");
+    gpu->way = hip ? &tn_gpu_rocm : &tn_gpu_cuda;
+    memcpy(gpu->hsa_library, chosen.hsa_library, sizeof(gpu->hsa_library));
+    int status = tn_gpu_lib_open(hip, hip ? chosen.hip_library : chosen.cuda_library, &gpu->lib);
+    if (status == TN_OK) {
+        gpu->facts.platform = platform;
+        memcpy(gpu->facts.file, gpu->lib.file, sizeof(gpu->facts.file));
+        memcpy(gpu->facts.missing, gpu->lib.missing, sizeof(gpu->facts.missing));
+        status = start(gpu);
+    }
+    if (status == TN_OK)
+        *out = gpu;
+    else
+        free(gpu);
+    return status;
+}
+
+/* Without a wish, whichever the process has loaded; else whichever has devices. */
+static int open_any(struct tn_gpu **out)
+{
+    bool hip_first =
+        !*chosen.cuda_library &&
+        (*chosen.hip_library || (tn_gpu_lib_loaded(true) && !tn_gpu_lib_loaded(false)));
+    uint32_t first = hip_first ? TN_GPU_ROCM : TN_GPU_CUDA;
+    if (open_platform(first, out) == TN_OK)
+        return TN_OK;
+    char why[480];
+    snprintf(why, sizeof(why), "%s", tn_last_error());
+    if (open_platform(first == TN_GPU_CUDA ? TN_GPU_ROCM : TN_GPU_CUDA, out) == TN_OK)
+        return TN_OK;
+    char other[480];
+    snprintf(other, sizeof(other), "%s", tn_last_error());
+    return tn_fail(TN_UNAVAILABLE, "no GPU driver can be used: %s; %s", why, other);
+}
+
+static int open_chosen(struct tn_gpu **out)
+{
+    if (chosen.platform == TN_GPU_NONE)
+        return tn_fail(TN_UNAVAILABLE, "GPU_PLATFORM=none: GPUs are not to be used");
+    if (chosen.platform == TN_GPU_ANY)
+        return open_any(out);
+    return open_platform(chosen.platform, out);
+}
+
+/* The lock is held. */
+static int decide(struct tn_gpu **out)
+{
+    if (!decided) {
+        int status = open_chosen(&current);
+        decided = true;
+        owner = getpid();
+        if (status == TN_OK) {
+            current->former = all;
+            all = current;
+        } else {
+            snprintf(reason, sizeof(reason), "%s", tn_last_error());
+        }
+    }
+    if (!current)
+        return tn_fail(TN_UNAVAILABLE, "%s", reason);
+    if (owner != getpid())
+        return tn_fail(TN_UNAVAILABLE,
+                       "this process was forked from %d, which had opened the GPU driver: a driver "
+                       "does not survive fork(), start processes with spawn",
+                       (int)owner);
+    *out = current;
+    return TN_OK;
+}
+
+int tn_gpu_get(struct tn_gpu **out)
+{
+    pthread_mutex_lock(&lock);
+    int status = decide(out);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+int tn_gpu_get_for(int device, struct tn_gpu **out)
+{
+    struct tn_gpu *gpu;
+    int status = tn_gpu_get(&gpu);
+    if (status != TN_OK)
+        return status;
+    if (device < 0 || device >= gpu->facts.devices)
+        return tn_fail(TN_INVALID, "there is no GPU %d: this process sees %d", device,
+                       gpu->facts.devices);
+    *out = gpu;
+    return TN_OK;
+}
+
+int tn_gpu_driver(const struct tn_gpu_driver_facts **out)
+{
+    struct tn_gpu *gpu;
+    int status = tn_gpu_get(&gpu);
+    if (status == TN_OK)
+        *out = &gpu->facts;
+    return status;
+}
+
+void tn_gpu_choose(const struct tn_gpu_choice *choice)
+{
+    pthread_mutex_lock(&lock);
+    if (memcmp(&chosen, choice, sizeof(chosen)) != 0) {
+        chosen = *choice;
+        decided = false;
+        current = NULL;
+    }
+    pthread_mutex_unlock(&lock);
+}
