@@ -134,6 +134,11 @@ class Settings:
         "TCP sockets for each peer, the others opened once a large transfer needs them; both ends "
         "use the lesser",
     )
+    tcp_threads: int = _setting(
+        2,
+        kinds.count(1, 2),
+        "threads that move what several TCP streams carry, where the process may use as many CPUs",
+    )
     tcp_interfaces: tuple[str, ...] = _setting(
         (),
         kinds.INTERFACES,

@@ -10,6 +10,7 @@ static void init_locks_and_lists(struct tn_engine *engine)
     pthread_mutex_init(&engine->active_lock, NULL);
     pthread_mutex_init(&engine->work_lock, NULL);
     pthread_mutex_init(&engine->settle_lock, NULL);
+    tn_aside_init(engine);
     tn_list_init(&engine->peers);
     tn_list_init(&engine->dying);
     tn_list_init(&engine->ticking);
@@ -69,6 +70,7 @@ static void free_all(struct tn_engine *engine)
         close(engine->epoll_fd);
     if (engine->wake_fd >= 0)
         close(engine->wake_fd);
+    tn_aside_release(engine);
     pthread_mutex_destroy(&engine->lock);
     pthread_mutex_destroy(&engine->active_lock);
     pthread_mutex_destroy(&engine->work_lock);

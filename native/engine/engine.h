@@ -37,6 +37,17 @@ struct tn_pace {
     bool short_waits;   /* driver only: the last wait of a caller was over within spin_ns */
 };
 
+/* The thread that watches some of the streams beside the driver; see aside.c. */
+struct tn_aside {
+    pthread_mutex_t lock; /* a leaf: whether it runs */
+    bool tried, runs;
+    int epoll_fd;
+    struct tn_watch wake;
+    pthread_t thread;
+    _Atomic bool stopping;
+    _Atomic uint32_t rounds; /* futex */
+};
+
 struct tn_engine {
     struct tn_host host; /* first: a host pointer is an engine pointer */
     struct tn_engine_options options;
@@ -73,6 +84,7 @@ struct tn_engine {
     _Atomic uint64_t next_tick; /* when the links want to look at their heartbeats */
     uint64_t next_sweep; /* driver only: when abandoned guards of shared memory are looked at */
     pthread_t thread;
+    struct tn_aside aside;
 
     pthread_mutex_t work_lock;
     struct tn_list work; /* transfers with chunks to copy */
@@ -147,6 +159,16 @@ void tn_progress_announce(struct tn_engine *engine); /* something ended: wake wh
 int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), void *argument,
                      uint64_t timeout_ns);
 void tn_progress_deadline(struct tn_engine *engine, uint64_t deadline_ns);
+
+/* A thread of the engine's own, to which no signal comes. */
+int tn_progress_thread(pthread_t *thread, void *(*run)(void *engine), struct tn_engine *engine);
+
+/* aside.c */
+void tn_aside_init(struct tn_engine *engine);
+bool tn_aside_runs(struct tn_engine *engine); /* starts it, the first time, if it is any use */
+void tn_aside_pass(struct tn_engine *engine); /* what was unwatched is not called any more */
+void tn_aside_fini(struct tn_engine *engine); /* it has ended */
+void tn_aside_release(struct tn_engine *engine);
 
 /* look.c */
 void tn_look_init(struct tn_engine *engine); /* the pace; the epoll set is there */

@@ -229,6 +229,7 @@ static void bury(struct tn_peer *peer)
     }
     for (uint32_t i = 0; i < peer->n_links; i++)
         peer->links[i].ops->close(peer->links[i].link, status, peer->text);
+    tn_aside_pass(peer->engine);
     tn_settle_peer_down(peer);
     tn_settle_run(peer->engine);
     tn_events_peer_down(peer, status, peer->text);

@@ -35,16 +35,23 @@ static void wake_ready(struct tn_watch *watch, uint32_t events)
     eventfd_read(watch->fd, &ignored);
 }
 
+static int set_of(const struct tn_host *host, const struct tn_watch *watch)
+{
+    const struct tn_engine *engine = (const struct tn_engine *)host;
+    return watch->aside ? engine->aside.epoll_fd : engine->epoll_fd;
+}
+
 static int watch_control(struct tn_host *host, struct tn_watch *watch, int operation)
 {
     struct epoll_event event = {.events = watch->events, .data.ptr = watch};
-    if (epoll_ctl(((struct tn_engine *)host)->epoll_fd, operation, watch->fd, &event) < 0)
+    if (epoll_ctl(set_of(host, watch), operation, watch->fd, &event) < 0)
         return tn_fail_errno("epoll_ctl %d on descriptor %d", operation, watch->fd);
     return TN_OK;
 }
 
 static int watch_add(struct tn_host *host, struct tn_watch *watch)
 {
+    watch->aside = watch->aside && tn_aside_runs((struct tn_engine *)host);
     return watch_control(host, watch, EPOLL_CTL_ADD);
 }
 
@@ -56,7 +63,7 @@ static int watch_change(struct tn_host *host, struct tn_watch *watch)
 /* It may never have been added, which must not replace the text of the error that leads here. */
 static void watch_remove(struct tn_host *host, struct tn_watch *watch)
 {
-    epoll_ctl(((struct tn_engine *)host)->epoll_fd, EPOLL_CTL_DEL, watch->fd, NULL);
+    epoll_ctl(set_of(host, watch), EPOLL_CTL_DEL, watch->fd, NULL);
 }
 
 void tn_progress_kick(struct tn_engine *engine)
@@ -464,16 +471,16 @@ static void *background(void *argument)
     return NULL;
 }
 
-static int start_background(struct tn_engine *engine)
+int tn_progress_thread(pthread_t *thread, void *(*run)(void *engine), struct tn_engine *engine)
 {
     /* Signals belong to the caller's threads: Ctrl-C must interrupt their waits, not this one. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(&engine->thread, NULL, background, engine);
+    int error = pthread_create(thread, NULL, run, engine);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     errno = error;
-    return error ? tn_fail_errno("starting the background thread") : TN_OK;
+    return error ? tn_fail_errno("starting a background thread") : TN_OK;
 }
 
 int tn_progress_init(struct tn_engine *engine)
@@ -493,7 +500,7 @@ int tn_progress_init(struct tn_engine *engine)
     if (status != TN_OK)
         return status;
     tn_look_init(engine);
-    return start_background(engine);
+    return tn_progress_thread(&engine->thread, background, engine);
 }
 
 /* Stops the background thread and waits, a little, for callers to leave. */
@@ -503,6 +510,7 @@ void tn_progress_fini(struct tn_engine *engine)
     tn_progress_wake_background(engine);
     eventfd_write(engine->wake_fd, 1);
     pthread_join(engine->thread, NULL);
+    tn_aside_fini(engine);
     for (int i = 0; i < 1000 && atomic_load(&engine->visitors); i++) {
         tn_progress_announce(engine);
         usleep(1000);

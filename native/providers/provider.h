@@ -22,12 +22,13 @@
 struct tn_host;
 struct tn_transfer;
 
-/* A descriptor in the engine's epoll set, level-triggered. `ready` runs on the thread that drives
- * progress: one at a time per engine. */
+/* A descriptor in one of the engine's epoll sets, level-triggered. `ready` runs on the thread that
+ * drives progress, one at a time per engine; of those aside, on a thread that has only them. */
 struct tn_watch {
     int fd;
     uint32_t events; /* EPOLLIN, EPOLLOUT */
     void (*ready)(struct tn_watch *watch, uint32_t events);
+    bool aside; /* it may be; `watch` says whether it is */
 };
 
 /* The engine's services. Each may be called from any thread. */

@@ -16,6 +16,7 @@ struct tn_engine *pair_engine(uint8_t mark, uint32_t depth)
                                         .notify_depth = depth,
                                         .max_regions = 1024,
                                         .stream_window = 16,
+                                        .stream_threads = 2,
                                         .order = {TN_PROVIDER_SHM, TN_PROVIDER_TCP},
                                         .providers = 2};
     struct tn_engine *engine;

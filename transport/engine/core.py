@@ -388,6 +388,7 @@ def _open_native(incarnation: bytes, settings: Settings, paths: Paths) -> Native
     options.notify_depth = settings.notify_depth
     options.max_regions = settings.max_regions
     options.stream_window = settings.stream_window
+    options.stream_threads = settings.tcp_threads
     options.stream_buffer = settings.tcp_buffer
     numbers = list(paths.identifiers.values())
     options.order[0 : len(numbers)] = numbers

@@ -36,6 +36,7 @@ struct tn_engine_options {
     uint32_t order[TN_MAX_PROVIDERS]; /* provider ids, most wanted first */
     uint32_t providers;               /* how many of order[] are set */
     uint32_t huge_pages;              /* enum tn_huge_pages, of segments */
+    uint32_t stream_threads;          /* that move a peer's streams: 1, or 2 */
     uint64_t stream_buffer;           /* of a TCP socket, each way; 0: as the kernel sizes it */
     uint32_t progress;                /* enum tn_progress_mode */
     uint32_t gpu_direct;              /* enum tn_gpu_direct */

@@ -1,5 +1,5 @@
 /* Bytes from the socket: payloads straight to where they belong, everything else through the
- * staging buffer. Only the driving thread comes here. */
+ * staging buffer. Only the thread that watches the link comes here. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdlib.h>

@@ -68,6 +68,7 @@ static int enlist(struct tn_link *first, struct tn_link *link)
     if (!status && 1 + joined >= first->streams)
         status = TN_INVALID;
     if (!status) {
+        link->watch.aside = joined % 2 == 0; /* half of all streams */
         first->others[joined] = link;
         atomic_store(&first->joined, joined + 1);
     }
