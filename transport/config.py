@@ -1,6 +1,7 @@
 """Every setting: one table of names, types, defaults and help. Imports kinds and errors only.
 
-Each field of Settings is the environment variable TRANSPORT_<FIELD IN CAPITALS>.
+Each field of Settings is the environment variable TRANSPORT_<FIELD IN CAPITALS>, but for
+GPU_PLATFORM.
 """
 
 # ruff: noqa: RUF009  (_setting returns a dataclasses.field)
@@ -252,6 +253,17 @@ class Settings:
         "whether PCIe may reorder the NIC's writes to host memory; auto where the device and the "
         "kernel can",
     )
+    gpu_platform: str = _setting(
+        "any",
+        kinds.choice("any", "cuda", "rocm", "none"),
+        "whose GPUs to use, once in a process; any: those of the driver that the process has "
+        "loaded, or of whichever has devices",
+    )
+    cuda_lib: str | None = _setting(None, kinds.TEXT, "CUDA driver to load, not libcuda.so.1")
+    hip_lib: str | None = _setting(None, kinds.TEXT, "HIP runtime to load, not libamdhip64.so")
+    hsa_lib: str | None = _setting(
+        None, kinds.TEXT, "HSA runtime to load for dma-bufs before ROCm 7"
+    )
     verbs_sysfs: Path = _setting(
         Path("/sys"), kinds.FILLED_PATH, "where sysfs is mounted (a recorded tree, for tests)"
     )
@@ -300,7 +312,11 @@ class Settings:
 
 def variable(attribute: str) -> str:
     """The environment variable of a setting."""
-    return PREFIX + attribute.upper()
+    return _SHARED_NAMES.get(attribute, PREFIX + attribute.upper())
+
+
+# Names that other programs of the field read as well.
+_SHARED_NAMES = {"gpu_platform": "GPU_PLATFORM"}
 
 
 # Read by our build and tests, or for information only.

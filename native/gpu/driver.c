@@ -10,8 +10,7 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct tn_gpu_choice chosen = {.platform = TN_GPU_ANY};
-static struct tn_gpu *current; /* NULL: not opened yet, or there is none */
-static struct tn_gpu *all;     /* once open they stay, for objects of a former one point at it */
+static struct tn_gpu *current; /* for good, once open; NULL: not yet, or there is none */
 static bool decided;
 static pid_t owner; /* a driver does not survive fork() */
 static char reason[1024];
@@ -166,12 +165,8 @@ static int decide(struct tn_gpu **out)
         int status = open_chosen(&current);
         decided = true;
         owner = getpid();
-        if (status == TN_OK) {
-            current->former = all;
-            all = current;
-        } else {
+        if (status != TN_OK)
             snprintf(reason, sizeof(reason), "%s", tn_last_error());
-        }
     }
     if (!current)
         return tn_fail(TN_UNAVAILABLE, "%s", reason);
@@ -214,13 +209,33 @@ int tn_gpu_driver(const struct tn_gpu_driver_facts **out)
     return status;
 }
 
-void tn_gpu_choose(const struct tn_gpu_choice *choice)
+static bool wants_nothing(const struct tn_gpu_choice *choice)
 {
+    return choice->platform == TN_GPU_ANY && !*choice->cuda_library && !*choice->hip_library &&
+           !*choice->hsa_library;
+}
+
+static bool same(const struct tn_gpu_choice *a, const struct tn_gpu_choice *b)
+{
+    return a->platform == b->platform && strcmp(a->cuda_library, b->cuda_library) == 0 &&
+           strcmp(a->hip_library, b->hip_library) == 0 &&
+           strcmp(a->hsa_library, b->hsa_library) == 0;
+}
+
+int tn_gpu_choose(const struct tn_gpu_choice *choice)
+{
+    int status = TN_OK;
     pthread_mutex_lock(&lock);
-    if (memcmp(&chosen, choice, sizeof(chosen)) != 0) {
+    bool other = !same(&chosen, choice);
+    if (current && other && !wants_nothing(choice)) {
+        status = tn_fail(TN_INVALID,
+                         "this process uses %s (%s) for its GPUs already: GPU_PLATFORM and the "
+                         "libraries of drivers are chosen once in a process",
+                         current->way->name, current->lib.file);
+    } else if (!current && other) {
         chosen = *choice;
         decided = false;
-        current = NULL;
     }
     pthread_mutex_unlock(&lock);
+    return status;
 }

@@ -50,7 +50,6 @@ struct tn_gpu {
     struct tn_hsa_lib hsa;                  /* ROCm before 7 */
     bool hsa_open;
     char hsa_library[512];
-    struct tn_gpu *former; /* another choice's */
 };
 
 /* The open driver, or its absence as a status. */

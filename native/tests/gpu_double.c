@@ -46,7 +46,7 @@ void gpu_double_choose(uint32_t platform)
     snprintf(hip ? choice.hip_library : choice.cuda_library, sizeof(choice.cuda_library), "%s",
              path);
     snprintf(choice.hsa_library, sizeof(choice.hsa_library), "%s", hip ? path : "");
-    tn_gpu_choose(&choice);
+    CHECK(tn_gpu_choose(&choice) == TN_OK);
 }
 
 void gpu_double_use(const char *which, const char *settings)

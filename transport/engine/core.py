@@ -25,6 +25,7 @@ from transport.engine.rail import Rail, rail_of
 from transport.errors import InvalidUse, Status, TransportError, Unavailable
 from transport.ffi import NativeEngine, check, ffi, handle, lib
 from transport.ffi.gate import Gate
+from transport.memory import driver
 from transport.memory.cache import LocalCache
 from transport.memory.pool import Pool
 from transport.memory.region import RegionTable
@@ -95,6 +96,7 @@ class Core:
         self.incarnation = os.urandom(16)
         self.gate = Gate("engine")
         self.unused: dict[str, str] = {}  # providers that are not used, and why
+        driver.choose(settings)
         found = _find_providers(providers, settings, self.unused, verbs_context)
         identifiers = {provider.name: provider.identifier for provider in found}
         self.paths = Paths(identifiers, self.unused)

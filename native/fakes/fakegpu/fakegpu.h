@@ -34,6 +34,7 @@ void fakegpu_fail(const char *function, long after, long count, long code);
 void fakegpu_reset(void); /* knobs and counters of calls as at the beginning; what exists stays */
 /* The bytes behind device memory, mapped for the CPU once more; NULL: not all of it is mapped.
  * munmap releases it. For a double of a NIC (peer memory), and for a test that looks. */
+int fakegpu_owns(uint64_t address); /* 1: an address of "device" memory, or reserved for it */
 void *fakegpu_peek(uint64_t address, size_t bytes);
 
 /* ---- knobs.c */

@@ -583,6 +583,14 @@ static void *peek(uint64_t first, size_t whole)
     return at;
 }
 
+int fakegpu_owns(uint64_t address)
+{
+    pthread_mutex_lock(&fake_lock);
+    bool owns = fake_is_reserved(address);
+    pthread_mutex_unlock(&fake_lock);
+    return owns;
+}
+
 /* The mapping begins at the page's beginning. */
 void *fakegpu_peek(uint64_t address, size_t bytes)
 {

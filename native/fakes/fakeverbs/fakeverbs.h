@@ -71,7 +71,7 @@ struct fake_device {
     long send_limit, full_style, post_fail_after, post_fail_count, post_errno, sink;
     long fail_after, fail_count, fail_status, fail_late, retry_us, rnr_us, keep_on_destroy;
     long hide_receives;
-    long reg_errno, reg_above, relaxed_errno, dmabuf_errno;
+    long reg_errno, reg_above, relaxed_errno, dmabuf_errno, peer_memory;
     long modify_errno, modify_stage, create_errno, open_errno, query_errno;
     long lost_events, duplicate_events;
     long flush, fatal, unacked;

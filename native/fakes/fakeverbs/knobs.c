@@ -24,7 +24,7 @@ static const struct knob knobs[] = {
     D(vendor_id), D(vendor_part_id),
     D(send_limit), D(full_style), D(post_fail_after), D(post_fail_count), D(post_errno), D(sink), D(fail_after), D(fail_count), D(hide_receives),
     D(fail_status), D(fail_late), D(retry_us), D(rnr_us), D(keep_on_destroy), D(reg_errno),
-    D(reg_above), D(relaxed_errno), D(dmabuf_errno), D(modify_errno), D(modify_stage),
+    D(reg_above), D(relaxed_errno), D(dmabuf_errno), D(peer_memory), D(modify_errno), D(modify_stage),
     D(create_errno), D(open_errno), D(query_errno), D(lost_events), D(duplicate_events), D(flush),
     D(fatal),
     C(contexts), C(qps), C(mrs), C(pds), C(cqs), C(requests), C(posts), C(doorbells), C(signalled),

@@ -1,9 +1,12 @@
 /* Protection domains and memory regions. */
+#define _GNU_SOURCE /* dladdr */
+#include <dlfcn.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
 #include "fakes/fakeverbs/fakeverbs.h"
+#include "fakes/ticket.h"
 
 struct fake_mr *fake_mrs[FAKE_MRS];
 static uint32_t next_place, next_pd;
@@ -100,32 +103,122 @@ static struct ibv_mr *reg(struct ibv_pd *pd, void *address, size_t length, uint6
     return NULL;
 }
 
+/* Memory that is registered by way of a mapping of our own, which goes with it. */
+static struct ibv_mr *reg_mapped(struct ibv_pd *pd, char *mapped, size_t bytes, size_t inside,
+                                 size_t length, uint64_t iova, unsigned access)
+{
+    struct ibv_mr *mr = reg(pd, mapped + inside, length, iova, access);
+    if (!mr) {
+        int why = errno;
+        munmap(mapped, bytes);
+        errno = why;
+        return NULL;
+    }
+    ((struct fake_mr *)mr)->mapped = mapped;
+    ((struct fake_mr *)mr)->mapped_bytes = bytes;
+    return mr;
+}
+
+/* A double in our folder that this process has loaded; NULL: it has not. */
+static void *sibling(const char *name)
+{
+    Dl_info self;
+    char path[512];
+    const char *slash =
+        dladdr((void *)fakeverbs_reset, &self) ? strrchr(self.dli_fname, '/') : NULL;
+    if (!slash)
+        return NULL;
+    snprintf(path, sizeof(path), "%.*s/%s", (int)(slash - self.dli_fname), self.dli_fname, name);
+    return dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+}
+
+/* ---- addresses of GPUs, which only a module for peer memory understands: the knob peer_memory. */
+enum peer { HOST, DEVICE, REFUSED };
+
+static enum peer peer_memory(uint64_t address, size_t length, char **mapped)
+{
+    void *(*peek)(uint64_t, size_t);
+    int (*owns)(uint64_t);
+    for (int hip = 0; hip < 2; hip++) {
+        void *gpu = sibling(hip ? "fakehip.so" : "fakecuda.so");
+        void *found[2] = {gpu ? dlsym(gpu, "fakegpu_owns") : NULL,
+                          gpu ? dlsym(gpu, "fakegpu_peek") : NULL};
+        memcpy(&owns, &found[0], sizeof(owns));
+        memcpy(&peek, &found[1], sizeof(peek));
+        if (!owns || !owns(address))
+            continue;
+        fake_enter();
+        bool can = fake_devices[0].peer_memory;
+        fake_leave();
+        *mapped = can ? peek(address, length) : NULL;
+        return *mapped ? DEVICE : REFUSED;
+    }
+    return HOST;
+}
+
+static struct ibv_mr *reg_any(struct ibv_pd *pd, void *address, size_t length, uint64_t iova,
+                              unsigned access)
+{
+    char *mapped = NULL;
+    switch (peer_memory((uint64_t)(uintptr_t)address, length, &mapped)) {
+    case HOST:
+        return reg(pd, address, length, iova, access);
+    case DEVICE: {
+        size_t inside = (uintptr_t)mapped % (size_t)sysconf(_SC_PAGESIZE);
+        return reg_mapped(pd, mapped - inside, length + inside, inside, length, iova, access);
+    }
+    default:
+        errno = EFAULT; /* no page behind it that the kernel could pin */
+        return NULL;
+    }
+}
+
 struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
 {
-    return reg(pd, address, length, (uint64_t)(uintptr_t)address, (unsigned)access);
+    return reg_any(pd, address, length, (uint64_t)(uintptr_t)address, (unsigned)access);
 }
 
 struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint64_t iova,
                                 unsigned int access)
 {
-    return reg(pd, address, length, iova, access);
+    return reg_any(pd, address, length, iova, access);
 }
 
-/* Memory behind a descriptor is mapped here so that there is something to move bytes to; the kernel
- * asks for the same: whole range within it, and a descriptor that is one. */
-static void *map(int fd, uint64_t offset, size_t length, uint64_t iova, size_t *bytes)
+/* ---- memory behind a descriptor is mapped here so that there is something to move bytes to; the
+ * kernel asks for the same: whole range within it, and a descriptor that is one. */
+static void *map_file(int fd, uint64_t at, uint64_t offset, size_t length, uint64_t size,
+                      uint64_t iova, size_t *bytes)
 {
-    struct stat found;
     uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), inside = offset % page;
-    if (fstat(fd, &found))
-        return NULL;
-    if (offset % page != iova % page || offset + length > (uint64_t)found.st_size) {
+    if (offset % page != iova % page || offset + length > size) {
         errno = EINVAL;
         return NULL;
     }
     *bytes = length + inside;
-    void *at = mmap(NULL, *bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(offset - inside));
-    return at == MAP_FAILED ? NULL : at;
+    void *found =
+        mmap(NULL, *bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)(at + offset - inside));
+    return found == MAP_FAILED ? NULL : found;
+}
+
+static void *map(int fd, uint64_t offset, size_t length, uint64_t iova, size_t *bytes)
+{
+    struct stat found;
+    struct fake_ticket ticket;
+    if (fstat(fd, &found))
+        return NULL;
+    if (!S_ISSOCK(found.st_mode))
+        return map_file(fd, 0, offset, length, (uint64_t)found.st_size, iova, bytes);
+    /* Another double's. */
+    int memory = fake_ticket_read(fd, FAKE_TICKET_DMABUF, &ticket);
+    if (memory < 0) {
+        errno = EINVAL; /* a descriptor, and no dma-buf */
+        return NULL;
+    }
+    void *at = map_file(memory, ticket.offset, offset, length, ticket.bytes, iova, bytes);
+    int why = errno;
+    close(memory);
+    errno = why;
+    return at;
 }
 
 struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
@@ -148,17 +241,8 @@ struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t leng
     char *mapped = map(fd, offset, length, iova, &bytes);
     if (!mapped)
         return NULL;
-    uint64_t inside = offset % (uint64_t)sysconf(_SC_PAGESIZE);
-    struct ibv_mr *mr = reg(pd, mapped + inside, length, iova, (unsigned)access);
-    if (!mr) {
-        int why = errno;
-        munmap(mapped, bytes);
-        errno = why;
-        return NULL;
-    }
-    ((struct fake_mr *)mr)->mapped = mapped;
-    ((struct fake_mr *)mr)->mapped_bytes = bytes;
-    return mr;
+    return reg_mapped(pd, mapped, bytes, offset % (uint64_t)sysconf(_SC_PAGESIZE), length, iova,
+                      (unsigned)access);
 }
 
 /* No device is at the memory any more when it returns. */
