@@ -16,11 +16,11 @@ const struct fake_front fake_front = {
         if (begun)                                \
             return begun;                         \
     } while (0)
-#define BEGIN_ALWAYS(function)                          \
-    do {                                                \
-        int begun = fake_begin(#function, FAKE_ALWAYS); \
-        if (begun)                                      \
-            return begun;                               \
+#define BEGIN_ALWAYS(function)                   \
+    do {                                         \
+        int begun = fake_begin(#function, true); \
+        if (begun)                               \
+            return begun;                        \
     } while (0)
 
 /* ---- the library */
@@ -337,21 +337,7 @@ FAKE(2000, cuCtxSynchronize, void)
 FAKE(4000, cuCtxEnablePeerAccess, void *context, unsigned flags)
 {
     BEGIN(cuCtxEnablePeerAccess);
-    int peer = fake_context_ordinal(context);
-    struct fake_device *device = fake_device(fake_current());
-    if (!device || peer < 0)
-        return CUDA_ERROR_INVALID_CONTEXT;
-    if (flags || fake_device(peer) == device)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!fake.peers)
-        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
-    pthread_mutex_lock(&fake_lock);
-    unsigned bit = 1u << fake_device_number(fake_device(peer));
-    bool before = device->peers & bit;
-    device->peers |= bit;
-    fake.peer_links += !before;
-    pthread_mutex_unlock(&fake_lock);
-    return before ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;
+    return flags ? CUDA_ERROR_INVALID_VALUE : fake_enable_peer(fake_context_ordinal(context));
 }
 
 /* ---- memory */
@@ -575,89 +561,13 @@ FAKE(4010, cuIpcCloseMemHandle, uint64_t address)
     return fake_ipc_close(address);
 }
 
-/* ---- what an address is. The lock is held; false: nothing of ours. */
-static bool tell(uint64_t address, int which, void *out)
-{
-    struct fake_mapping *mapping = fake_find(address);
-    if (!mapping)
-        return false;
-    bool host = mapping->kind == FAKE_PINNED;
-    int ordinal = mapping->device;
-    for (int i = 0; fake_device(i); i++)
-        if (fake_device_number(fake_device(i)) == mapping->device)
-            ordinal = i;
-    switch (which) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-        *(void **)out = mapping->kind == FAKE_VIRTUAL ? NULL : fake_context(ordinal);
-        return true;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *(unsigned *)out = host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-        return true;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        *(uint64_t *)out =
-            which == CU_POINTER_ATTRIBUTE_DEVICE_POINTER ? address : mapping->address;
-        return true;
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        *(uint64_t *)out = mapping->physical ? 0 : address;
-        return !mapping->physical;
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-        *(unsigned *)out = mapping->sync_memops;
-        return true;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-        *(uint64_t *)out = mapping->buffer;
-        return true;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-        *(unsigned *)out = mapping->kind == FAKE_MANAGED;
-        return true;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        *(int *)out = ordinal;
-        return true;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-        *(unsigned *)out = mapping->kind == FAKE_LEGACY && fake.legacy_ipc;
-        return true;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        *(size_t *)out = mapping->asked;
-        return true;
-    case CU_POINTER_ATTRIBUTE_MAPPED:
-        *(unsigned *)out = 1;
-        return true;
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-        *(uint64_t *)out = mapping->kind == FAKE_VIRTUAL && mapping->physical->shareable;
-        return true;
-    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-        *(unsigned *)out = mapping->physical && mapping->physical->direct_rdma;
-        return true;
-    default:
-        return false;
-    }
-}
-
+/* ---- what an address is */
 FAKE(4000, cuPointerGetAttribute, void *value, int which, uint64_t address)
 {
     BEGIN(cuPointerGetAttribute);
     if (fake.need_context && fake_current() < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
-    pthread_mutex_lock(&fake_lock);
-    bool told = tell(address, which, value);
-    pthread_mutex_unlock(&fake_lock);
-    return told ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-static size_t size_of(int which)
-{
-    switch (which) {
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-    case CU_POINTER_ATTRIBUTE_MAPPED:
-    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-        return 4;
-    default:
-        return 8;
-    }
+    return fake_tell(address, which, value) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* Success for addresses of nobody too, with zeros; a device then is -2. */
@@ -666,29 +576,14 @@ FAKE(7000, cuPointerGetAttributes, unsigned count, int *which, void **values, ui
     BEGIN(cuPointerGetAttributes);
     if (fake.need_context && fake_current() < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
-    pthread_mutex_lock(&fake_lock);
-    for (unsigned i = 0; i < count; i++) {
-        memset(values[i], 0, size_of(which[i]));
-        if (which[i] == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)
-            *(int *)values[i] = -2;
-        tell(address, which[i], values[i]);
-    }
-    pthread_mutex_unlock(&fake_lock);
+    fake_tell_all(count, which, values, address);
     return CUDA_SUCCESS;
 }
 
 FAKE(6000, cuPointerSetAttribute, const void *value, int which, uint64_t address)
 {
     BEGIN(cuPointerSetAttribute);
-    pthread_mutex_lock(&fake_lock);
-    struct fake_mapping *mapping = fake_find(address);
-    bool good = mapping && mapping->physical && which == CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
-    if (good) {
-        mapping->sync_memops = *(const unsigned *)value;
-        fake.sync_memops++;
-    }
-    pthread_mutex_unlock(&fake_lock);
-    return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return fake_set_pointer(address, which, value);
 }
 
 FAKE(11030, cuFlushGPUDirectRDMAWrites, int target, int scope)

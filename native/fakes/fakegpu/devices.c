@@ -121,3 +121,21 @@ int fake_context_ordinal(void *context)
             return i;
     return -1;
 }
+
+int fake_enable_peer(int peer)
+{
+    struct fake_device *device = fake_device(fake_current()), *other = fake_device(peer);
+    if (!device || !other)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (other == device)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!fake.peers)
+        return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+    pthread_mutex_lock(&fake_lock);
+    unsigned bit = 1u << fake_device_number(other);
+    bool before = device->peers & bit;
+    device->peers |= bit;
+    fake.peer_links += !before;
+    pthread_mutex_unlock(&fake_lock);
+    return before ? CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED : CUDA_SUCCESS;
+}

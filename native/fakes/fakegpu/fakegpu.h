@@ -4,6 +4,7 @@
  *   knobs.c    settings, faults, counters; which functions a version has; the beginning of a call
  *   devices.c  devices, which of them are visible, contexts
  *   memory.c   physical memory, addresses and mappings, host memory
+ *   pointer.c  what an address is
  *   share.c    descriptors and handles that other processes open
  *   streams.c  streams as threads, events, copies
  *
@@ -77,7 +78,6 @@ const struct fake_symbol *fake_symbol_find(const char *name);
 int fake_begin(const char *name, bool always);
 extern _Thread_local bool fake_in_callback;
 
-#define FAKE_ALWAYS true
 /* FAKE(since, until, function, arguments) { body }: exported under its name, but see above. The
  * body ends at once where fake_begin says so. */
 #define FAKE_FUNCTION(result, since, until, function, ...)                           \
@@ -117,6 +117,7 @@ int fake_current(void);
 void fake_make_current(int ordinal);
 void *fake_context(int ordinal); /* what stands for its primary context */
 int fake_context_ordinal(void *context);
+int fake_enable_peer(int peer); /* for the current device */
 
 /* ---- memory.c */
 struct fake_physical {
@@ -173,6 +174,13 @@ void fake_physical_drop(struct fake_physical *physical);
 int fake_place(struct fake_physical *physical, enum fake_kind kind, uint64_t bytes, int device,
                uint64_t *address); /* reserves, maps, takes over the reference */
 void fake_remove(struct fake_mapping *mapping);
+
+/* ---- pointer.c */
+int fake_ordinal(int number); /* of a device, as the process numbers them */
+bool fake_tell(uint64_t address, int which, void *value);
+/* Zeros for addresses of nobody; their device is -2. */
+void fake_tell_all(unsigned count, const int *which, void **values, uint64_t address);
+int fake_set_pointer(uint64_t address, int which, const void *value);
 
 /* ---- share.c */
 int fake_export(uint64_t handle, int *fd);
