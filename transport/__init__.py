@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transport.engine.batch import Write as Write
     from transport.engine.blocks import Blocks as Blocks
     from transport.engine.engine import Engine as Engine
+    from transport.engine.grant import Grant as Grant
     from transport.engine.mapping import Mapping as Mapping
     from transport.engine.notifications import Notification as Notification
     from transport.engine.notifications import Notifications as Notifications
@@ -83,6 +84,7 @@ _HOMES = {
     "Engine": "engine.engine",
     "Execution": "sharding.execute",
     "HipError": "errors",
+    "Grant": "engine.grant",
     "InvalidUse": "errors",
     "Lane": "engine.peer",
     "Layout": "sharding.layout",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from transport.control.plane import Callbacks, ControlPlane, Self
 from transport.control.secret import resolve
+from transport.engine.grant import Shares
 from transport.engine.names import Names
 from transport.engine.path import Paths
 from transport.engine.progress import Queues
@@ -115,6 +116,7 @@ class Core:
         self.cache: LocalCache | None = None
         self.words = Words(self.regions)
         self.queues = Queues(self)
+        self.shares = Shares()
         self._regions_by_number: weakref.WeakValueDictionary[int, Region] = (
             weakref.WeakValueDictionary()
         )
@@ -158,6 +160,10 @@ class Core:
     def remember(self, region: Region) -> None:
         """So that notifications can name it."""
         self._regions_by_number[region.number] = region
+
+    def open_regions(self) -> tuple[Region, ...]:
+        regions = list(self._regions_by_number.values())
+        return tuple(region for region in regions if not region.closed)
 
     def region(self, number: int) -> Region | None:
         return self._regions_by_number.get(number)

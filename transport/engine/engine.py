@@ -21,6 +21,7 @@ from transport.engine.adopt import Adopted, adopt
 from transport.engine.batch import READ, WRITE, Batch, Read, Write, not_remote
 from transport.engine.copies import Copies
 from transport.engine.core import Core
+from transport.engine.grant import Grant
 from transport.engine.mapping import Mapping, map_remote
 from transport.engine.notifications import Notifications
 from transport.engine.peer import Peer
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from transport.engine.blocks import Blocks
     from transport.engine.rail import Rail
     from transport.engine.transfer import Transfer
+    from transport.memory.host import View
 
 
 class Engine(Handle):
@@ -138,14 +140,27 @@ class Engine(Handle):
         for hundreds of gigabytes: `progress` is called meanwhile, in this thread, with the bytes
         that are done and all; Ctrl-C, or an exception that it raises, leaves nothing registered.
         """
+        return self._register(view(x), Access.parse(access), progress)
+
+    def grant(self, things: Iterable[Any], *, access: Access | str = "read-write") -> Grant:
+        """Lets peers use many tensors or arrays, by the handles of the grant, one for each.
+
+        What is granted twice, or overlaps, is registered once: storages are registered whole, when
+        the first grant of a part of them is made, and are closed with the last. Raises what
+        `register` raises, with nothing granted.
+        """
         wanted = Access.parse(access)
-        found = view(x)
+        gathered = list(things)
         with self._core as core:
-            backing = core.regions.backing(found)
-            wanted = _allowed(wanted, found.readonly or not backing.writable)
-            region = Region(self, core.regions, core.identity, found, wanted, backing, progress)
-            core.remember(region)
-        return region
+            shares = core.shares
+        register = partial(self._register, wanted=wanted, progress=None)
+        return Grant(self, shares, gathered, wanted, register)
+
+    @property
+    def regions(self) -> tuple[Region, ...]:
+        """Those that are open, whoever keeps them; a grant has one for each storage."""
+        with self._core as core:
+            return core.open_regions()
 
     def empty(
         self, shape: int | Sequence[int], dtype: Any, *, access: Access | str = "read-write"
@@ -365,6 +380,16 @@ class Engine(Handle):
             _living.discard(self._core)
 
     # -------------------------------------------------------------------------------------- inside
+    def _register(
+        self, found: View, wanted: Access, progress: Callable[[int, int], object] | None
+    ) -> Region:
+        with self._core as core:
+            backing = core.regions.backing(found)
+            wanted = _allowed(wanted, found.readonly or not backing.writable)
+            region = Region(self, core.regions, core.identity, found, wanted, backing, progress)
+            core.remember(region)
+        return region
+
     def _hand_over(self) -> None:
         self._core.close_later()
 

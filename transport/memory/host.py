@@ -104,6 +104,16 @@ def extent_of(storage: Any, view: View) -> tuple[int, int]:
     return _extent(view)
 
 
+def whole(storage: Any, part: View) -> View:
+    """The view of all of a storage, of which `part` is a view."""
+    if hasattr(storage, "data_ptr"):
+        torch = sys.modules["torch"]
+        return view(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+    if isinstance(storage, getattr(sys.modules.get("numpy"), "ndarray", ())):
+        return _array_view(storage)
+    return part
+
+
 def _extent(view: View) -> tuple[int, int]:
     low, high = span(view.shape, view.strides, view.itemsize)
     return view.address + low, high - low

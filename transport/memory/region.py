@@ -18,7 +18,7 @@ from transport.errors import InvalidUse, NativeError, Status
 from transport.ffi import failure, ffi, lib, text
 from transport.ffi.handle import Handle
 from transport.memory.backing import POOL, Backing, backing_of
-from transport.memory.host import View, identity_of
+from transport.memory.host import View, identity_of, view
 from transport.memory.layout import span
 from transport.memory.registering import Making, Manner
 from transport.memory.remote import NATIVE, Owner, RemoteRegion
@@ -329,9 +329,16 @@ class Region(Handle):
         number: int = NATIVE.unpack_from(self.remote()._owner.native)[0]
         return number
 
-    def remote(self) -> RemoteRegion:
-        """The right to use this region, to be sent to whoever shall have it. Made once."""
+    def remote(self, part: Any = None) -> RemoteRegion:
+        """The right to use this region, to be sent to whoever shall have it. Made once.
+
+        With `part`, a tensor or array within the same memory, a handle of its dtype, shape and
+        strides; InvalidUse where it is of another memory. The right is the whole region's.
+        """
         self._check()
+        return self._whole() if part is None else self._part(view(part))
+
+    def _whole(self) -> RemoteRegion:
         if self._remote is None:
             with self._table.gate:
                 native, keys = _describe(self._native)
@@ -340,6 +347,16 @@ class Region(Handle):
             offset = self._offset()
             self._remote = RemoteRegion(owner, offset, self._dtype, self._shape, self._strides)
         return self._remote
+
+    def _part(self, found: View) -> RemoteRegion:
+        low, high = span(found.shape, found.strides, found.itemsize)
+        start = found.address + low - self._native.start
+        inside = start >= 0 and start + high - low <= self._native.end - self._native.start
+        if found.nbytes and not (inside and identity_of(found) == self._native.identity):
+            raise InvalidUse("the tensor is not in the memory of this region: register it")
+        strides = None if found.contiguous else found.strides
+        offset = start - low if found.nbytes else 0
+        return RemoteRegion(self._whole()._owner, offset, found.dtype, found.shape, strides)
 
     def explain(self) -> list[str]:
         """How each RDMA rail has registered the memory, or why not: a line per rail."""
