@@ -17,6 +17,16 @@ static uint64_t granularity(const struct tn_gpu *gpu, int device)
     return bytes;
 }
 
+/* As sysfs does: small letters, four digits of domain where they will do. */
+static void spell(char *pci)
+{
+    for (char *c = pci; *c; c++)
+        if (*c >= 'A' && *c <= 'F')
+            *c = (char)(*c - 'A' + 'a');
+    if (strncmp(pci, "0000", 4) == 0 && strchr(pci, ':') == pci + 8)
+        memmove(pci, pci + 4, strlen(pci + 4) + 1);
+}
+
 int tn_gpu_look(struct tn_gpu *gpu, int device)
 {
     struct tn_gpu_device_facts *facts = &gpu->devices[device];
@@ -29,9 +39,7 @@ int tn_gpu_look(struct tn_gpu *gpu, int device)
         status = TN_GPU_CALL(gpu, device_pci, facts->pci, sizeof(facts->pci), ordinal);
     if (status != TN_OK)
         return status;
-    for (char *c = facts->pci; *c; c++) /* as sysfs spells it */
-        if (*c >= 'A' && *c <= 'F')
-            *c = (char)(*c - 'A' + 'a');
+    spell(facts->pci);
     if (gpu->lib.device_uuid && gpu->lib.device_uuid(&uuid, ordinal) == CUDA_SUCCESS)
         memcpy(facts->uuid, uuid.bytes, sizeof(facts->uuid));
     facts->granularity = granularity(gpu, device);

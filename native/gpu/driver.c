@@ -155,7 +155,13 @@ static int open_chosen(struct tn_gpu **out)
         return tn_fail(TN_UNAVAILABLE, "GPU_PLATFORM=none: GPUs are not to be used");
     if (chosen.platform == TN_GPU_ANY)
         return open_any(out);
-    return open_platform(chosen.platform, out);
+    int status = open_platform(chosen.platform, out);
+    if (status == TN_OK)
+        return status;
+    char why[800];
+    snprintf(why, sizeof(why), "%s", tn_last_error());
+    return tn_fail_as(status, tn_last_errno(), "GPU_PLATFORM=%s is asked for: %s",
+                      chosen.platform == TN_GPU_ROCM ? "rocm" : "cuda", why);
 }
 
 /* The lock is held. */

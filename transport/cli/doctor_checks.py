@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transport.cli import doctor_rdma, facts, facts_rdma
+from transport.cli import doctor_gpu, doctor_rdma, facts, facts_rdma
 from transport.cli.finding import Finding, judged
 from transport.config import unknown_variables
 from transport.types import format_bytes
@@ -35,6 +35,7 @@ def all_findings(settings: Settings, root: Path = facts.ROOT) -> list[Finding]:
         *libraries(settings),
         *rdma(root),
         *doctor_rdma.rails(settings),
+        *doctor_gpu.gpus(settings, root),
         *limits(root),
         *same_host(root),
         *memory(root),

@@ -36,8 +36,9 @@ def topology(as_json: bool, sysfs: Path | None) -> None:
 
     For the memory of each NUMA node and GPU: the NICs that would be used, how far they are (PIX,
     PXB, PHB, NODE, SYS, as nvidia-smi says it) and the reason. GPUs are numbered by PCI address,
-    whatever CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES say. TRANSPORT_VERBS_NIC_MAP overrides the
-    choice. Needs neither libibverbs nor a GPU library.
+    whatever CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES say; where there is a driver, its own
+    numbers are shown beside. TRANSPORT_VERBS_NIC_MAP overrides the choice. Needs neither libibverbs
+    nor a GPU library.
     """
     import json
     import os
@@ -45,10 +46,24 @@ def topology(as_json: bool, sysfs: Path | None) -> None:
     settings = Settings.from_env()
     machine = read_machine(sysfs or settings.verbs_sysfs)
     chosen = choices(machine, settings.verbs_nic_map)
+    seen = seen_by_driver(settings) if machine.gpus else {}
     if as_json:
-        click.echo(json.dumps(to_json(machine, chosen), indent=1))
+        click.echo(json.dumps(to_json(machine, chosen, seen), indent=1))
         return
-    _print(machine, chosen, list(notes(machine, os.environ)))
+    _print(machine, chosen, seen, list(notes(machine, os.environ, seen)))
+
+
+def seen_by_driver(settings: Settings) -> dict[str, str]:
+    """PCI addresses -> what this process calls those GPUs ("cuda:0"); empty without a driver."""
+    from transport.errors import TransportError
+    from transport.memory import driver
+
+    try:
+        driver.choose(settings)
+        found = driver.driver()
+    except TransportError:
+        return {}
+    return {device.address: f"{found.platform}:{device.ordinal}" for device in found.devices}
 
 
 def choices(machine: Machine, nic_map: Map) -> list[Choice]:
@@ -58,14 +73,19 @@ def choices(machine: Machine, nic_map: Map) -> list[Choice]:
     return [choose(place, machine, nic_map) for place in places]
 
 
-def to_json(machine: Machine, chosen: Sequence[Choice]) -> dict[str, Any]:
+def to_json(
+    machine: Machine, chosen: Sequence[Choice], seen: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     from dataclasses import asdict
 
     return {
         "schema": 1,
         "nodes": [asdict(node) for node in machine.nodes],
         "nics": [asdict(nic) for nic in machine.nics],
-        "gpus": [{"name": gpu.name, **asdict(gpu)} for gpu in machine.gpus],
+        "gpus": [
+            {"name": gpu.name, **asdict(gpu), "device": (seen or {}).get(gpu.address)}
+            for gpu in machine.gpus
+        ],
         "peer_memory": machine.peer_memory,
         "distances": {
             gpu.name: {nic.name: between(gpu, nic, machine.nodes).name for nic in machine.nics}
@@ -83,8 +103,13 @@ def to_json(machine: Machine, chosen: Sequence[Choice]) -> dict[str, Any]:
     }
 
 
-def notes(machine: Machine, environ: Mapping[str, str]) -> Iterator[str]:
+def notes(
+    machine: Machine, environ: Mapping[str, str], seen: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """What one might stumble over."""
+    for address, name in (seen or {}).items():
+        if machine.gpu(address) is None:
+            yield f"sysfs does not tell of {name} at {address}: nothing is known of its place"
     if machine.gpus:
         loaded = machine.peer_memory or "no module for peer memory is loaded"
         yield f"GPU memory by NICs: {loaded}; whether dma-buf works is asked of the driver in use"
@@ -95,7 +120,9 @@ def notes(machine: Machine, environ: Mapping[str, str]) -> Iterator[str]:
         yield "sysfs does not tell on which NUMA node the NICs are: TRANSPORT_VERBS_NIC_MAP can"
 
 
-def _print(machine: Machine, chosen: Sequence[Choice], told: Sequence[str]) -> None:
+def _print(
+    machine: Machine, chosen: Sequence[Choice], seen: Mapping[str, str], told: Sequence[str]
+) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -107,7 +134,10 @@ def _print(machine: Machine, chosen: Sequence[Choice], told: Sequence[str]) -> N
     table = Table("memory", "NICs", "distance", "reason", box=box.SIMPLE_HEAD, pad_edge=False)
     for choice in chosen:
         names = ", ".join(choice.nics) or "none"
-        table.add_row(choice.place.name, names, choice.distance.name, choice.reason)
+        place = choice.place.name
+        if choice.place.gpu is not None and choice.place.gpu.address in seen:
+            place += f" ({seen[choice.place.gpu.address]})"
+        table.add_row(place, names, choice.distance.name, choice.reason)
     console.print(table)
     for line in told:
         console.print(f"! {line}")

@@ -97,7 +97,7 @@ extern _Thread_local bool fake_in_callback;
 
 /* ---- devices.c */
 struct fake_device {
-    char name[64], pci[16];
+    char name[64], pci[32];
     CUuuid uuid;
     int primary; /* references to its primary context */
     int error;   /* sticky: what an asynchronous operation met */

@@ -29,7 +29,7 @@ struct tn_gpu_driver_facts {
 int tn_gpu_driver(const struct tn_gpu_driver_facts **out);
 
 struct tn_gpu_device_facts {
-    char name[128], pci[16]; /* "0000:1b:00.0" */
+    char name[128], pci[32]; /* "0000:1b:00.0" */
     uint8_t uuid[16];
     uint64_t granularity; /* of physical memory; 0: none can be made */
     bool virtual_memory, share_by_fd, direct_rdma, direct_rdma_virtual, dmabuf, integrated,

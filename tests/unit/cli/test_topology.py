@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
+import fakecuda
 import pytest
 import sysfs_tree
 from click.testing import CliRunner
 
 from transport.cli import commands
+from transport.topology import read_machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,6 +59,26 @@ def test_the_map_and_what_a_process_may_see(tmp_path: Path) -> None:
     assert choices["gpu0"]["nics"] == ["mlx5_0"]
     assert facts["distances"]["gpu5"]["mlx5_5"] == "PIX"
     assert "CUDA_VISIBLE_DEVICES=5,4 renumbers the GPUs" in run(tree, **environ)
+
+
+def test_the_drivers_numbers_are_placed_by_pci_address(tmp_path: Path) -> None:
+    """I4: CUDA_VISIBLE_DEVICES permutes them, and one GPU is none that sysfs tells of."""
+    tree = sysfs_tree.expand("eight_gpus", tmp_path / "sys")
+    addresses = [gpu.address for gpu in read_machine(tree).gpus]
+    pci = {"pci.0": addresses[6], "pci.1": addresses[2], "pci.2": "0000:ff:00.0"}
+    environ = fakecuda.environment(devices=3, **pci) | {"CUDA_VISIBLE_DEVICES": "2,1,0"}
+    words = [sys.executable, "-m", "transport", "topology", "--sysfs", str(tree)]
+    own = os.environ | environ
+    told = subprocess.run([*words, "--json"], env=own, capture_output=True, check=True).stdout
+    gpus = json.loads(told)["gpus"]
+    assert {gpu["name"]: gpu["device"] for gpu in gpus if gpu["device"]} == {
+        "gpu6": "cuda:2",
+        "gpu2": "cuda:1",
+    }
+    shown = subprocess.run(words, env=own, capture_output=True, check=True, text=True).stdout
+    row = next(line.split() for line in shown.splitlines() if line.startswith(" gpu6"))
+    assert row[:4] == ["gpu6", "(cuda:2)", "mlx5_6", "PIX"]
+    assert "sysfs does not tell of cuda:0 at 0000:ff:00.0" in shown
 
 
 def test_this_machine() -> None:
