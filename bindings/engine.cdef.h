@@ -111,6 +111,7 @@ struct tn_outer {
     struct tn_dim dim[...];
     ...;
 };
+struct tn_fence;
 struct tn_batch {
     uint32_t op;
     uint32_t providers;
@@ -128,6 +129,7 @@ struct tn_batch {
     uint64_t expected;
     const struct tn_outer *outers;
     uint64_t n_outers;
+    struct tn_fence *fence;
     ...;
 };
 

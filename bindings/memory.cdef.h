@@ -30,6 +30,7 @@ struct tn_remote {
     uint32_t access;
     uint32_t rkeys[...];
     uint64_t key_span;
+    uint64_t key_skew;
     uint32_t keys_at;
     uint32_t memory;
     ...;

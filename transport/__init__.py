@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from transport.errors import VersionMismatch as VersionMismatch
     from transport.errors import VersionMoved as VersionMoved
     from transport.memory.backing import Backing as Backing
+    from transport.memory.gpu_array import GpuArray as GpuArray
+    from transport.memory.mempool import gpu_pool as gpu_pool
     from transport.memory.region import Region as Region
     from transport.memory.remote import RemoteRegion as RemoteRegion
     from transport.sharding.execute import Execution as Execution
@@ -83,6 +85,7 @@ _HOMES = {
     "DeadlineExceeded": "errors",
     "Engine": "engine.engine",
     "Execution": "sharding.execute",
+    "GpuArray": "memory.gpu_array",
     "HipError": "errors",
     "Grant": "engine.grant",
     "InvalidUse": "errors",
@@ -125,6 +128,7 @@ _HOMES = {
     "VersionMoved": "errors",
     "Viability": "types",
     "Write": "engine.batch",
+    "gpu_pool": "memory.mempool",
     "plan": "sharding.plan",
 }
 

@@ -208,6 +208,9 @@ static int take_ranges(struct tn_transfer *transfer, const struct tn_batch *batc
 /* The key table of a region that has one must be there as a whole. */
 static int check_keys(const struct tn_batch *batch, const struct tn_remote *remote)
 {
+    if (remote->key_skew >= remote->key_span || remote->length > UINT64_MAX - remote->key_skew)
+        return tn_fail(TN_INVALID, "the first span of region %llu is none",
+                       (unsigned long long)remote->number);
     uint64_t rails = 0, spans = tn_remote_spans(remote);
     for (int i = 0; i < TN_MAX_RAILS; i++)
         rails += remote->rkeys[i] != 0;

@@ -62,6 +62,8 @@ static void free_all(struct tn_engine *engine)
 {
     tn_events_fini(engine);
     tn_notify_fini(engine);
+    tn_fences_fini(&engine->fences);
+    tn_holds_fini(&engine->holds);
     if (engine->host.regions)
         tn_regions_close(engine->host.regions);
     if (engine->segments)
@@ -90,6 +92,8 @@ int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **o
     init_locks_and_lists(engine);
     init_host(engine);
     tn_notify_init(engine);
+    tn_fences_init(&engine->fences);
+    tn_holds_init(&engine->holds);
     status = tn_events_init(engine);
     if (status == TN_OK)
         status = tn_regions_open(options->max_regions, &engine->host.regions);
@@ -144,7 +148,7 @@ static bool is_drained(struct tn_engine *engine)
     pthread_mutex_lock(&engine->active_lock);
     drained = drained && tn_list_empty(&engine->active);
     pthread_mutex_unlock(&engine->active_lock);
-    return drained;
+    return drained && tn_fences_idle(&engine->fences);
 }
 
 void tn_engine_close(struct tn_engine *engine)

@@ -1,8 +1,8 @@
 /* The engine's own structures; nothing outside this room sees them.
  *
  * Locks, outermost first: engine.lock > link locks > peer.lock > transfer.lock > notify_lock >
- * leaves (active_lock, settle_lock, work_lock, events_lock, queue.lock). A leaf is never held while
- * anything else is called.
+ * leaves (active_lock, settle_lock, work_lock, events_lock, fences.lock, holds.lock, queue.lock). A
+ * leaf is never held while anything else is called.
  */
 #ifndef TN_ENGINE_ENGINE_H
 #define TN_ENGINE_ENGINE_H
@@ -46,6 +46,23 @@ struct tn_aside {
     pthread_t thread;
     _Atomic bool stopping;
     _Atomic uint32_t rounds; /* futex */
+};
+
+/* Moments of GPUs' streams that transfers wait for; see fence.c. */
+struct tn_fences {
+    pthread_mutex_t lock; /* a leaf */
+    struct tn_list idle, polled;
+    _Atomic uint64_t used; /* that are not idle */
+    _Atomic bool opened;   /* some have passed: transfers may go */
+    _Atomic bool polls;    /* `polled` is not empty */
+};
+
+/* Streams of GPUs that wait for transfers; see hold.c. */
+struct tn_holds {
+    pthread_mutex_t lock; /* a leaf */
+    struct tn_list busy, idle;
+    struct page *pages;
+    uint32_t next_word;
 };
 
 struct tn_engine {
@@ -96,6 +113,11 @@ struct tn_engine {
     struct tn_list dying;    /* peers that went down and whose links the driver has to close */
     struct tn_list ticking;  /* peers whose links are to be ticked, at the time in peer->tick_due */
     _Atomic uint64_t link_tick; /* the first of those times, or earlier */
+
+    struct tn_fences fences;
+    struct tn_holds holds;
+    /* GPUs whose kernels may not see yet what a NIC has written, as bits; see flush.c. */
+    _Atomic uint64_t unordered;
 
     pthread_mutex_t events_lock;
     struct tn_list events;  /* struct event_node */
@@ -177,6 +199,27 @@ bool tn_look(struct tn_engine *engine, int looks);
 bool tn_look_in_flight(struct tn_engine *engine);
 bool tn_look_arm(struct tn_engine *engine); /* before a sleep; true: something is there already */
 
+/* fence.c */
+void tn_fences_init(struct tn_fences *fences);
+void tn_fences_fini(struct tn_fences *fences);
+bool tn_fences_idle(struct tn_fences *fences); /* no call of a GPU's driver is to come */
+/* Driver only: lets go what waited for fences that have passed. As below. */
+uint64_t tn_fences_run(struct tn_engine *engine, uint64_t now);
+uint64_t tn_fences_due(struct tn_engine *engine, uint64_t now); /* when to look next */
+bool tn_transfer_is_fenced(struct tn_transfer *transfer);       /* it must not begin yet */
+void tn_fence_unreference(struct tn_fence *fence);
+
+/* hold.c */
+void tn_holds_init(struct tn_holds *holds);
+void tn_holds_fini(struct tn_holds *holds);
+void tn_holds_release(struct tn_transfer *transfer);
+
+/* flush.c */
+void tn_flush_note(struct tn_region *region); /* a region of GPU memory that NICs write to */
+/* Whether GPUs have to be told of what came, before anybody else is. */
+bool tn_flush_wanted(const struct tn_transfer *transfer);
+void tn_flush_run(struct tn_engine *engine);
+
 /* work.c */
 void tn_work_add(struct tn_host *host, struct tn_transfer *transfer);
 bool tn_work_run(struct tn_engine *engine); /* one chunk; false: there was none */
@@ -230,6 +273,7 @@ void tn_peer_unreference(struct tn_peer *peer);
 /* A copy of its links: until it is up they are still added to and sorted. Returns how many. */
 uint32_t tn_peer_links(struct tn_peer *peer, struct tn_attachment links[TN_MAX_LINKS]);
 void tn_peer_bury_dying(struct tn_engine *engine); /* driver only */
+void tn_peers_dispatch(struct tn_engine *engine);  /* driver only: those whose fences have passed */
 uint64_t tn_peer_tick_all(struct tn_engine *engine, uint64_t now);
 void tn_peer_fail(struct tn_host *host, struct tn_peer *peer, int status, const char *text);
 void tn_peer_want_segment(struct tn_host *host, struct tn_peer *peer, uint32_t number);

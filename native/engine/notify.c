@@ -40,6 +40,7 @@ int tn_notify_receive(struct tn_host *host, struct tn_peer *peer, uint64_t regio
                       const void *payload, uint32_t length)
 {
     struct tn_engine *engine = (struct tn_engine *)host;
+    tn_flush_run(engine); /* its data may be a NIC's, in memory of a GPU */
     struct notify_node *notification = malloc(sizeof(*notification) + length);
     if (!notification)
         return tn_fail(TN_NOMEM, "no memory for a notification of %u bytes", length);

@@ -100,25 +100,70 @@ static void sort_links(struct tn_peer *peer)
     }
 }
 
-/* The next transfer that was submitted before the peer was up, with the list's reference; nothing
- * joins the list by now. */
-static struct tn_transfer *take_waiting(struct tn_peer *peer)
+/* The next transfer that was submitted before the peer was up, or waits for a GPU, with the list's
+ * reference; NULL: none is left, or (unless `all`) every one of them waits for a GPU. */
+static struct tn_transfer *take_waiting(struct tn_peer *peer, bool all)
 {
+    struct tn_transfer *found = NULL;
     pthread_mutex_lock(&peer->lock);
-    struct tn_list *node = tn_list_take_first(&peer->waiting);
-    struct tn_transfer *transfer = node ? tn_container(node, struct tn_transfer, node) : NULL;
-    if (transfer)
-        transfer->waiting = false;
+    struct tn_list *node = peer->waiting.next;
+    for (; !found && node != &peer->waiting; node = node->next) {
+        struct tn_transfer *transfer = tn_container(node, struct tn_transfer, node);
+        if (all || !tn_transfer_is_fenced(transfer))
+            found = transfer;
+    }
+    if (found) {
+        tn_list_remove(&found->node);
+        found->waiting = false;
+    }
     pthread_mutex_unlock(&peer->lock);
-    return transfer;
+    return found;
 }
 
 static void dispatch_waiting(struct tn_peer *peer)
 {
     struct tn_transfer *transfer;
-    while ((transfer = take_waiting(peer))) {
+    while ((transfer = take_waiting(peer, false))) {
         tn_transfer_dispatch(peer, transfer);
         tn_transfer_unreference(transfer);
+    }
+}
+
+static bool has_ready(struct tn_peer *peer)
+{
+    bool ready = false;
+    pthread_mutex_lock(&peer->lock);
+    struct tn_list *node = peer->waiting.next;
+    for (; !ready && node != &peer->waiting; node = node->next)
+        ready = !tn_transfer_is_fenced(tn_container(node, struct tn_transfer, node));
+    ready = ready && atomic_load(&peer->state) == TN_OK;
+    pthread_mutex_unlock(&peer->lock);
+    return ready;
+}
+
+/* A peer that is up and has a transfer that may begin, with a reference. */
+static struct tn_peer *find_ready(struct tn_engine *engine)
+{
+    struct tn_peer *found = NULL;
+    pthread_mutex_lock(&engine->lock);
+    struct tn_list *node = engine->peers.next;
+    for (; !found && node != &engine->peers; node = node->next) {
+        struct tn_peer *peer = tn_container(node, struct tn_peer, node);
+        if (has_ready(peer))
+            found = peer;
+    }
+    if (found)
+        tn_peer_reference(found);
+    pthread_mutex_unlock(&engine->lock);
+    return found;
+}
+
+void tn_peers_dispatch(struct tn_engine *engine)
+{
+    struct tn_peer *peer;
+    while ((peer = find_ready(engine))) {
+        dispatch_waiting(peer);
+        tn_peer_unreference(peer);
     }
 }
 
@@ -223,7 +268,7 @@ static void bury(struct tn_peer *peer)
     if (status == TN_CLOSED && peer->stream)
         tn_link_farewell(peer->stream); /* once the state says why, so that the peer's answer cannot
                                            be taken for a loss */
-    while ((transfer = take_waiting(peer))) {
+    while ((transfer = take_waiting(peer, true))) {
         tn_transfer_reject(transfer, status, peer->text);
         tn_transfer_unreference(transfer);
     }

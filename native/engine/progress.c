@@ -100,7 +100,7 @@ static bool have_chores(struct tn_engine *engine)
     pthread_mutex_lock(&engine->settle_lock);
     bool have = !tn_list_empty(&engine->settling) || !tn_list_empty(&engine->dying);
     pthread_mutex_unlock(&engine->settle_lock);
-    return have;
+    return have || atomic_load(&engine->fences.opened);
 }
 
 void tn_progress_deadline(struct tn_engine *engine, uint64_t deadline_ns)
@@ -159,6 +159,8 @@ static uint64_t run_chores(struct tn_engine *engine)
     }
     uint64_t links = tn_links_tick(engine, now);
     tick = links < tick ? links : tick;
+    uint64_t fences = tn_fences_run(engine, now);
+    tick = fences < tick ? fences : tick;
     expire(engine, now);
     tn_settle_run(engine);
     pthread_mutex_lock(&engine->active_lock);
@@ -223,6 +225,8 @@ static uint64_t look_again(struct tn_engine *engine, const struct goal *goal, ui
     uint64_t links = atomic_load(&engine->link_tick);
     uint64_t due = deadline < tick ? deadline : tick;
     due = links < due ? links : due;
+    uint64_t fences = tn_fences_due(engine, tn_now());
+    due = fences < due ? fences : due;
     return due < until ? due : until;
 }
 
@@ -247,7 +251,8 @@ static int glance(struct tn_engine *engine, struct epoll_event *events, const st
     int count;
     do {
         count = epoll_wait(engine->epoll_fd, events, MAX_EVENTS, 0);
-        if (count || tn_look(engine, 1) || goal->done(goal->argument) || tn_work_pending(engine))
+        if (count || tn_look(engine, 1) || goal->done(goal->argument) || tn_work_pending(engine) ||
+            atomic_load(&engine->fences.opened))
             break;
     } while (tn_now() < until && !atomic_load(&engine->stopping));
     return count;

@@ -99,11 +99,13 @@ int tn_region_open_with(struct tn_engine *engine, const struct tn_region_options
     if (status == TN_OK && !options->in_steps)
         while ((status = tn_region_advance(region, &done)) == TN_PENDING)
             ;
-    if (status == TN_OK)
-        *out = region;
-    else
+    if (status != TN_OK) {
         undo(region);
-    return status;
+        return status;
+    }
+    tn_flush_note(region);
+    *out = region;
+    return TN_OK;
 }
 
 int tn_region_open(struct tn_engine *engine, void *address, uint64_t length, uint32_t access,

@@ -51,6 +51,8 @@ static void count(struct tn_transfer *transfer, int status)
 static void finish(struct tn_engine *engine, struct tn_transfer *transfer)
 {
     tn_transfer_unuse_regions(transfer);
+    if (transfer->fence)
+        tn_transfer_fence(transfer, NULL);
     if (transfer->listed) {
         pthread_mutex_lock(&engine->active_lock);
         tn_list_remove(&transfer->active);
@@ -63,6 +65,7 @@ static void finish(struct tn_engine *engine, struct tn_transfer *transfer)
     if (worked)
         transfer->ended_ns = tn_now();
     atomic_store_explicit(&transfer->is_quiet, 1, memory_order_release);
+    tn_holds_release(transfer);
     if (worked)
         atomic_store_explicit(&transfer->status, TN_OK, memory_order_release);
     struct tn_queue *watcher = worked ? take_watcher(transfer) : NULL;
@@ -95,6 +98,12 @@ static void settle_later(struct tn_engine *engine, struct tn_transfer *transfer)
 void tn_settle_quiet(struct tn_host *host, struct tn_transfer *transfer)
 {
     struct tn_engine *engine = (struct tn_engine *)host;
+    if (!transfer->flushed && tn_flush_wanted(transfer)) {
+        transfer->flushed = transfer->flushing = true;
+        atomic_store_explicit(&transfer->outstanding, 1, memory_order_relaxed);
+        settle_later(engine, transfer);
+        return;
+    }
     if (!tn_transfer_stopped(transfer) && transfer->notify && !transfer->notify_sent) {
         transfer->notify_sent = true;
         atomic_store_explicit(&transfer->outstanding, 1, memory_order_relaxed);
@@ -178,7 +187,7 @@ static void send_notification(struct tn_transfer *transfer)
     tn_peer_unreference(peer);
 }
 
-enum next_step { GIVE_UP, SEND_NOTIFICATION, CHOOSE_AGAIN };
+enum next_step { GIVE_UP, SEND_NOTIFICATION, CHOOSE_AGAIN, FLUSH };
 
 /* The next transfer that can go on: it is to be given to another link, it has failed, its peer is
  * down, or a credit was taken for it. */
@@ -191,7 +200,10 @@ static struct tn_transfer *take_ready(struct tn_engine *engine, enum next_step *
         struct tn_transfer *transfer = tn_container(node, struct tn_transfer, settling);
         struct tn_peer *peer = transfer->peer;
         bool sound = !tn_transfer_stopped(transfer) && atomic_load(&peer->state) == TN_OK;
-        *step = transfer->fallback ? CHOOSE_AGAIN : sound ? SEND_NOTIFICATION : GIVE_UP;
+        *step = transfer->fallback   ? CHOOSE_AGAIN
+                : transfer->flushing ? FLUSH
+                : sound              ? SEND_NOTIFICATION
+                                     : GIVE_UP;
         if (*step == SEND_NOTIFICATION && !peer->credits) {
             tn_list_append(&peer->uncredited, node);
             continue;
@@ -216,6 +228,15 @@ static void give_up(struct tn_transfer *transfer)
     tn_notify_done(transfer);
 }
 
+/* A GPU driver is called, so no link's lock may be held: hence it is not done where the last byte
+ * came. */
+static void flush(struct tn_transfer *transfer)
+{
+    tn_flush_run((struct tn_engine *)transfer->host);
+    transfer->flushing = false;
+    tn_piece_done(transfer, 1);
+}
+
 static void choose_again(struct tn_transfer *transfer)
 {
     int fallback = transfer->fallback;
@@ -233,6 +254,8 @@ void tn_settle_run(struct tn_engine *engine)
     while ((transfer = take_ready(engine, &step))) {
         if (step == CHOOSE_AGAIN)
             choose_again(transfer);
+        else if (step == FLUSH)
+            flush(transfer);
         else if (step == SEND_NOTIFICATION)
             send_notification(transfer);
         else

@@ -149,21 +149,20 @@ void tn_transfer_dispatch(struct tn_peer *peer, struct tn_transfer *transfer)
     tn_piece_done(transfer, 1);
 }
 
-/* Waits in the peer's list while it is connecting; true if the peer is up. */
-static bool peer_ready(struct tn_peer *peer, struct tn_transfer *transfer, int *state)
+/* True if the peer is up and the transfer may begin. While the peer is connecting, or a GPU has not
+ * done what the transfer waits for, it stands in the peer's list. */
+static bool may_begin(struct tn_peer *peer, struct tn_transfer *transfer, int *state)
 {
-    *state = atomic_load(&peer->state);
-    if (*state != TN_PENDING) /* it does not become that again */
-        return *state == TN_OK;
     pthread_mutex_lock(&peer->lock);
     *state = atomic_load(&peer->state);
-    if (*state == TN_PENDING) {
+    bool waits = *state == TN_PENDING || (*state == TN_OK && tn_transfer_is_fenced(transfer));
+    if (waits) {
         tn_transfer_reference(transfer);
         transfer->waiting = true;
         tn_list_append(&peer->waiting, &transfer->node);
     }
     pthread_mutex_unlock(&peer->lock);
-    return *state == TN_OK;
+    return *state == TN_OK && !waits;
 }
 
 /* Takes the transfer out of its peer's waiting list, if it is there. */
@@ -203,6 +202,7 @@ static void arm(struct tn_transfer *transfer, struct tn_peer *peer, uint64_t now
     transfer->scratch = NULL;
     transfer->held = transfer->strikes = 0;
     transfer->notifying = transfer->passed_on = false;
+    transfer->flushing = transfer->flushed = false;
     /* Until every piece is handed out, and until it has been dispatched. */
     atomic_store_explicit(&transfer->outstanding, 2, memory_order_relaxed);
     atomic_store_explicit(&transfer->former, tn_transfer_status(transfer), memory_order_relaxed);
@@ -221,12 +221,12 @@ static void dispatch_first(struct tn_peer *peer, struct tn_transfer *transfer)
     tn_piece_done(transfer, 1);
 }
 
-/* The peer is connecting, or down. */
-static void await_peer(struct tn_peer *peer, struct tn_transfer *transfer)
+/* The peer is connecting, or down, or the transfer has a fence. */
+static void await_start(struct tn_peer *peer, struct tn_transfer *transfer)
 {
     int state;
     enlist(peer->engine, transfer);
-    if (peer_ready(peer, transfer, &state))
+    if (may_begin(peer, transfer, &state))
         tn_transfer_dispatch(peer, transfer);
     else if (state < 0)
         tn_transfer_reject(transfer, state, peer->text);
@@ -247,10 +247,10 @@ int tn_transfer_begin(struct tn_peer *peer, struct tn_transfer *transfer, uint64
     tn_transfer_reference(transfer); /* the engine's, until it is quiet */
     tn_peer_reference(peer);         /* the transfer's */
     tn_peer_reference(peer);         /* this function's */
-    if (atomic_load(&peer->state) == TN_OK)
+    if (atomic_load(&peer->state) == TN_OK && !tn_transfer_is_fenced(transfer))
         dispatch_first(peer, transfer);
     else
-        await_peer(peer, transfer);
+        await_start(peer, transfer);
     tn_settle_run(peer->engine);
     tn_peer_unreference(peer);
     return TN_OK;
@@ -263,6 +263,8 @@ int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_tran
     if (status != TN_OK)
         return status;
     *out = transfer;
+    if (batch->fence)
+        tn_transfer_fence(transfer, batch->fence);
     return tn_transfer_begin(peer, transfer, tn_now(), batch->deadline_ns);
 }
 

@@ -53,6 +53,9 @@ int tn_gpu_event_record(int device, void *event, void *stream);
 int tn_gpu_event_query(int device, void *event); /* TN_OK: over; TN_PENDING: not yet */
 int tn_gpu_event_wait(int device, void *event);  /* blocks */
 int tn_gpu_stream_wait(int device, void *stream, void *event);
+/* What is put into the stream from now on waits until the word of pinned host memory is at least
+ * that. TN_UNAVAILABLE where the driver cannot do it. */
+int tn_gpu_stream_wait_word(int device, void *stream, uint64_t address, uint32_t least);
 int tn_gpu_copy(int device, void *stream, uint64_t to, uint64_t from,
                 uint64_t bytes); /* any two of host and device */
 int tn_gpu_then(int device, void *stream, void (*call)(void *),

@@ -58,6 +58,13 @@ int tn_gpu_stream_wait(int device, void *stream, void *event)
     WITHIN(device, gpu, stream_wait, stream, event, 0);
 }
 
+int tn_gpu_stream_wait_word(int device, void *stream, uint64_t address, uint32_t least)
+{
+    /* HIP compares the bits of a mask; CUDA's function does not look at a fifth argument. */
+    WITHIN(device, gpu, stream_wait_word, stream, address, least, CU_STREAM_WAIT_VALUE_GEQ,
+           UINT32_MAX);
+}
+
 int tn_gpu_copy(int device, void *stream, uint64_t to, uint64_t from, uint64_t bytes)
 {
     struct tn_gpu *gpu;

@@ -24,5 +24,6 @@
 #include "transport/shm.h"
 #include "transport/verbs.h"
 #include "transport/gpu.h"
+#include "transport/device.h"
 
 #endif

@@ -34,17 +34,20 @@ static uint64_t least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
+static uint64_t to_border(const struct tn_remote *remote, uint64_t offset)
+{
+    uint64_t span = remote->key_span;
+    return span ? span - (remote->key_skew + offset) % span : UINT64_MAX;
+}
+
 /* One work request reaches one registration on each side: `limit`, or less up to the next border.
  */
 static uint64_t within_spans(const struct tn_region *region, uint64_t local,
                              const struct tn_remote *remote, uint64_t offset, uint64_t limit)
 {
-    if (remote->key_span)
-        limit = least(limit, remote->key_span - offset % remote->key_span);
-    if (region && region->remote.key_span)
-        limit = least(limit, region->remote.key_span -
-                                 (local - region->remote.address) % region->remote.key_span);
-    return limit;
+    limit = least(limit, to_border(remote, offset));
+    return region ? least(limit, to_border(&region->remote, local - region->remote.address))
+                  : limit;
 }
 
 /* How far the rows that the cursor is at lie beyond the first ones of their range. */

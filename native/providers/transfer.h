@@ -25,7 +25,8 @@ static inline uint64_t tn_remote_spans(const struct tn_remote *remote)
 {
     if (!remote->key_span)
         return 1;
-    return remote->length / remote->key_span + (remote->length % remote->key_span != 0);
+    uint64_t bytes = remote->key_skew + remote->length;
+    return bytes / remote->key_span + (bytes % remote->key_span != 0);
 }
 
 struct tn_cursor {
@@ -105,6 +106,11 @@ struct tn_transfer {
     uint64_t abandon_cookie, watch_cookie;
     struct tn_queue *watcher;
     struct tn_list retired;
+
+    struct tn_fence *fence; /* what it waits for before it begins; NULL: nothing. A reference */
+    struct tn_hold *holds;  /* streams that wait for it; under lock */
+    bool flushing;          /* its bytes have come, and GPUs are to be told of them */
+    bool flushed;
 
     /* Of a prepared transfer (prepared.c): */
     _Atomic(struct tn_peer *) home; /* a reference; NULL: it is not one, or is none any more */

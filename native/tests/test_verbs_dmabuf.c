@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "base/sys.h"
+#include "providers/provider.h"
 #include "tests/verbs_pair.h"
 
 #define BASE UINT64_C(0x7f0000200000) /* of an allocation in "device memory": no CPU address */
@@ -73,6 +74,7 @@ static void test_every_refusal(void)
     struct end a, b;
     struct tn_region *region;
     verbs_pair_open(&a, &b, 4 * MIB);
+    tn_engine_host(b.engine)->gpu_direct = TN_GPU_DIRECT_REQUIRE;
     struct tn_region_options options = sub_allocation(MIB);
     for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
         double_set("dmabuf_errno", cases[i].error);
@@ -94,7 +96,7 @@ static void test_every_refusal(void)
     CHECK_TEXT(strstr(tn_last_error(), "BAR1"), tn_last_error());
     options.dmabuf_fd = -1;
     CHECK(tn_region_open_with(b.engine, &options, &region) == TN_NOMEM);
-    CHECK_TEXT(strstr(tn_last_error(), "no dma-buf was given"), tn_last_error());
+    CHECK_TEXT(strstr(tn_last_error(), "a GPU's own memory only"), tn_last_error());
     double_set("reg_errno", 0);
     double_set("dmabuf_errno", 0);
     verbs_pair_close(&a, &b);

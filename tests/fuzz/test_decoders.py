@@ -30,7 +30,9 @@ OFFERS = (messages.ProviderOffer("shm", b"token", 2),)
 OWNER = Owner.make(
     b"i" * 16,
     ["unix:@a", "10.0.0.1:5000"],
-    NATIVE.pack(7, 3, b"k" * 16, 4096, 1 << 20, 0, 0, Access.READ_WRITE.value, *[0] * 8, 0, 0, 1),
+    NATIVE.pack(
+        7, 3, b"k" * 16, 4096, 1 << 20, 0, 0, Access.READ_WRITE.value, *[0] * 8, 0, 0, 0, 1
+    ),
 )
 REMOTE = RemoteRegion(OWNER, 64, "float32", (3, 4), (32, 8))
 

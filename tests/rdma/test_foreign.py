@@ -47,7 +47,7 @@ class Foreign:
         self._await_link(engine)
         native = NATIVE.pack(
             1, 1, bytes(16), facts["address"], SIZE, 0, _NO_SEGMENT, 3,
-            facts["rkey"], *[0] * 7, 0, 0, 0,
+            facts["rkey"], *[0] * 7, 0, 0, 0, 0,
         )  # fmt: skip
         self.remote = RemoteRegion(Owner.make(self.incarnation, (), native), 0, None, (SIZE,))
 

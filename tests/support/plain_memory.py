@@ -17,7 +17,7 @@ class Far:
         self.array = array
         low, high = np.lib.array_utils.byte_bounds(array) if array.size else (0, 0)
         self.base = low
-        native = NATIVE.pack(number, 1, b"k" * 16, low, high - low, 0, 0, access, *[0] * 11)
+        native = NATIVE.pack(number, 1, b"k" * 16, low, high - low, 0, 0, access, *[0] * 12)
         owner = Owner.make(incarnation, (), native)
         offset = array.__array_interface__["data"][0] - low if array.size else 0
         self.remote = RemoteRegion(owner, offset, array.dtype.name, array.shape, array.strides)

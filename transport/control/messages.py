@@ -17,7 +17,7 @@ from msgspec import Meta, Struct
 from transport.errors import PeerRefused, VersionMismatch
 from transport.types import UNDECODABLE
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 _MAGIC = b"TENSOR"
 PREAMBLE = _MAGIC + struct.pack("<H", PROTOCOL_VERSION)
 PREAMBLE_BYTES = len(PREAMBLE)

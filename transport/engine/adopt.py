@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from transport.engine import allocate
 from transport.errors import InvalidUse
 from transport.ffi import ffi, lib
-from transport.memory.host import view
+from transport.memory.host import host_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ def _check_tensor(torch: Any, name: str, tensor: Any) -> None:
     if type(tensor) not in plain:
         raise InvalidUse(f"{name} is a {type(tensor).__name__}, which is more than a tensor")
     try:
-        view(tensor)
+        host_view(tensor, "what is adopted")
     except InvalidUse as error:
         raise InvalidUse(f"{name} cannot be moved: {error}") from None
 

@@ -1,4 +1,4 @@
-"""New tensors and arrays in memory that peers on this host can map.
+"""New tensors and arrays in memory that peers on this host can map, or on a GPU.
 
 May import memory and errors. Never imports torch: a torch dtype can only come from who has.
 """
@@ -12,13 +12,41 @@ from typing import TYPE_CHECKING, Any
 from transport.errors import InvalidUse
 from transport.ffi import ffi
 from transport.memory.dtypes import ITEMSIZES
+from transport.memory.gpu_array import GpuArray, capsule_over
 from transport.memory.layout import count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from transport.memory.device import Device
+    from transport.memory.gpu_pool import GpuPool
     from transport.memory.pool import Pool
     from transport.types import Access
+
+
+def empty_on(pool: GpuPool, shape: int | Sequence[int], dtype: Any, device: Device) -> Any:
+    """An uninitialised tensor (for a torch dtype) or GpuArray (for any other) on a GPU."""
+    dims = _dims(shape)
+    torch = sys.modules.get("torch")
+    typed = isinstance(dtype, getattr(torch, "dtype", ()))
+    name = str(dtype).removeprefix("torch.") if typed else _name_of(dtype)
+    if name not in ITEMSIZES:
+        raise InvalidUse(f"memory of a GPU cannot have the dtype {dtype!r}")
+    block = pool.take(_nbytes(dims, ITEMSIZES[name]), device)
+    if torch is None or not typed:
+        return GpuArray(block, dims, name)
+    return torch.utils.dlpack.from_dlpack(capsule_over(block, dims, name))
+
+
+def _name_of(dtype: Any) -> str:
+    if isinstance(dtype, str) and dtype in ITEMSIZES:
+        return dtype
+    import numpy
+
+    try:
+        return str(numpy.dtype(dtype))
+    except TypeError:
+        raise InvalidUse(f"there is no dtype {dtype!r}") from None
 
 
 def empty(pool: Pool, shape: int | Sequence[int], dtype: Any, access: Access) -> Any:

@@ -10,7 +10,7 @@ import operator
 from typing import TYPE_CHECKING, Any
 
 from transport.engine.batch import COMPARE_SWAP, FETCH_ADD, RANGE, Part, not_remote
-from transport.engine.submit import allowed, call_with_batch, deadline_ns, flight_of
+from transport.engine.submit import How, allowed, call_with_batch, deadline_ns, flight_of
 from transport.engine.transfer import Transfer
 from transport.errors import InvalidUse, RemoteAccessError, Status
 from transport.ffi import lib
@@ -94,7 +94,7 @@ def _submit(
     transfer = AtomicTransfer(parent, core, flights, word, remote._dtype == "int64")
     try:
         mask = allowed(core, record, options)
-        call_with_batch(lib.tn_submit, flight, part, mask=mask, deadline=deadline, words=words)
+        call_with_batch(lib.tn_submit, flight, part, How(mask, deadline, words=words))
     except BaseException:
         flights[:] = [flight for flight in flights if flight.begun()]
         transfer.cancel()

@@ -124,13 +124,21 @@ class Batch:
         "_ranges",
         "_region",
         "_register",
+        "_register_gpu",
         "_registrar",
+        "devices",
         "pins",
     )
 
-    def __init__(self, registrar: Callable[[Owner], Register | None] | None = None) -> None:
+    def __init__(
+        self,
+        registrar: Callable[[Owner], Register | None] | None = None,
+        register_gpu: Register | None = None,
+    ) -> None:
         self._registrar = registrar
         self._register: Register | None = None
+        self._register_gpu = register_gpu  # of every link: no CPU may touch it
+        self.devices: set[int] = set()  # GPUs that local memory is of
         self._parts: dict[tuple[bytes, int], Part] = {}
         self._owner: Owner | None = None
         self._op = self._at = 0
@@ -151,7 +159,7 @@ class Batch:
         if remote._owner is not self._owner or op != self._op:
             self._turn_to(remote._owner, op)
         self.pins.append(here.owner)
-        region = self._region_of(here) if self._register else 0
+        region = self._region_of(here) if self._register or here.device else 0
         if here.contiguous and remote._contiguous:
             self._add_bytes(here.address, region, remote._offset, here.nbytes)
         else:
@@ -222,7 +230,7 @@ class Batch:
         if target._owner is not self._owner or op != self._op:
             self._turn_to(target._owner, op)
         self.pins.append(here.owner)
-        region = self._region_of(here) if self._register else 0
+        region = self._region_of(here)
         written = "local" if op == READ else "remote"
         self._ranges.append(ranges_of(local, remote, here, region, self._at, written=written))
 
@@ -245,14 +253,28 @@ class Batch:
     def _known_region(self, local: Any, here: View) -> int:
         """As C is told of it; a Region also where no register is needed: C refuses a closed one."""
         if isinstance(local, Region):
+            if here.device is not None:
+                self.devices.add(here.device.ordinal)
             self.pins += (local, local._native)
             return local._native.number
-        return self._register(here, self.pins) if self._register and here.nbytes else 0
+        register = self._register_of(here)
+        return register(here, self.pins) if register and here.nbytes else 0
+
+    def _register_of(self, here: View) -> Register | None:
+        if here.device is None:
+            return self._register
+        self.devices.add(here.device.ordinal)
+        if self._register_gpu is None:
+            raise InvalidUse(f"this operation has no use for memory on {here.device}")
+        return self._register_gpu
 
     def _region_of(self, here: View) -> int:
         """The number of the region that covers it. The memory round a view that this batch pins is
         that of its storage, so that a view inside it needs no look at its own.
         """
+        register = self._register_of(here)
+        if not here.nbytes or register is None:
+            return 0
         start, end, region = self._known
         if here.contiguous:
             low, high = here.address, here.address + here.nbytes
@@ -262,9 +284,7 @@ class Batch:
             )
         if start <= low and high <= end:
             return region
-        if not here.nbytes or self._register is None:
-            return 0
-        region = self._register(here, self.pins)
+        region = register(here, self.pins)
         found = self.pins[-1]
         self._known = found.start, found.end, region
         return region

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transport.errors import InvalidUse, OutOfRange
 from transport.ffi import ffi, last_error, lib
-from transport.memory.host import View, view
+from transport.memory.host import View, host_view, view
 from transport.memory.layout import is_contiguous
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _numbers(x: Any, what: str) -> _Numbers:
 
 
 def _array(x: Any, what: str) -> _Numbers:
-    found = None if _is_scalar(x) else view(x)
+    found = None if _is_scalar(x) else host_view(x, what)
     width = _WIDTHS.get(found.dtype or "") if found else None
     if found is None or width is None or len(found.shape) != 1:
         shown = f"{found.dtype or 'bytes'}{list(found.shape)}" if found else repr(x)

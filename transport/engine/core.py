@@ -14,10 +14,12 @@ import os
 import threading
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transport.control.plane import Callbacks, ControlPlane, Self
 from transport.control.secret import resolve
+from transport.engine.batch import Batch
 from transport.engine.grant import Shares
 from transport.engine.names import Names
 from transport.engine.path import Paths
@@ -28,6 +30,8 @@ from transport.ffi import NativeEngine, check, ffi, handle, lib
 from transport.ffi.gate import Gate
 from transport.memory import driver
 from transport.memory.cache import LocalCache
+from transport.memory.gpu_cache import GpuCache
+from transport.memory.gpu_pool import GpuPool
 from transport.memory.pool import Pool
 from transport.memory.region import RegionTable
 from transport.memory.registering import Manner
@@ -114,6 +118,8 @@ class Core:
         self.regions = RegionTable(self.native.pointer, self.pool, self.gate)
         self.regions.close_timeout = settings.close_timeout
         self.cache: LocalCache | None = None
+        self.gpu_cache = GpuCache(self.regions)
+        self.gpu_pool = GpuPool()
         self.words = Words(self.regions)
         self.queues = Queues(self)
         self.shares = Shares()
@@ -151,6 +157,8 @@ class Core:
         self.gate.__exit__()
 
     def _cache_chores(self) -> bool:
+        if self.gpu_cache.has_chores or self.gpu_pool.has_chores:
+            return True
         return self.cache is not None and self.cache.has_chores
 
     def identity(self) -> tuple[bytes, tuple[str, ...]]:
@@ -185,6 +193,10 @@ class Core:
         needed = "verbs" in record.providers and (provider or first) == "verbs"
         return self.cache.register if needed else None
 
+    def batch(self, provider: str | None = None) -> Batch:
+        """A new one, for transfers that must use the provider, if one is named."""
+        return Batch(partial(self.registrar, provider=provider), self.gpu_cache.register)
+
     def rails(self) -> list[Rail]:
         """Within the gate."""
         endpoint: Any = self._endpoints.get("verbs")
@@ -212,8 +224,12 @@ class Core:
                     lib.tn_transfer_release(flight.pointer)
         if self.cache is not None:
             self.cache.drain()
+        if self.gpu_cache.has_chores:
+            self.gpu_cache.drain()
         self.regions.drain()
         self.pool.drain()
+        if self.gpu_pool.has_chores:
+            self.gpu_pool.drain()
 
     def drop(self, flights: list[Flight], pins: list[Any]) -> None:
         """For a Transfer's finalizer: frees it now or, while it may still move bytes, later."""
@@ -247,8 +263,10 @@ class Core:
             self.words.close()
             if self.cache is not None:
                 self.cache.close_all()
+            self.gpu_cache.reclaim()
             _lost.extend(self.regions.close_all(self.settings.close_timeout))
             self.pool.close()
+            self.gpu_pool.close()
             if empty:
                 lib.tn_engine_close(self.native.pointer)
             else:  # better lost than freed under a caller
@@ -356,7 +374,7 @@ class Core:
     def _register_with_care(self, cache: LocalCache) -> None:
         """As devices that pin what they register need it."""
         settings = self.settings
-        self.regions.reclaim = cache.reclaim
+        self.regions.reclaim = lambda: any([cache.reclaim(), self.gpu_cache.reclaim()])
         self.regions.manner = Manner(
             settings.register_threads, settings.register_prefault, settings.register_step
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from transport.config import Settings
 from transport.engine import allocate, atomics, factories
 from transport.engine.adopt import Adopted, adopt
-from transport.engine.batch import READ, WRITE, Batch, Read, Write, not_remote
+from transport.engine.batch import READ, WRITE, Read, Write, not_remote
 from transport.engine.copies import Copies
 from transport.engine.core import Core
 from transport.engine.grant import Grant
@@ -29,6 +29,7 @@ from transport.engine.prepared import Prepared, prepare
 from transport.engine.submit import Options, submit, when_up
 from transport.errors import InvalidUse
 from transport.ffi.handle import Handle
+from transport.memory.device import parse as parse_device
 from transport.memory.host import view
 from transport.memory.region import Region
 from transport.memory.remote import RemoteRegion
@@ -163,15 +164,24 @@ class Engine(Handle):
             return core.open_regions()
 
     def empty(
-        self, shape: int | Sequence[int], dtype: Any, *, access: Access | str = "read-write"
+        self,
+        shape: int | Sequence[int],
+        dtype: Any,
+        *,
+        device: Any = "cpu",
+        access: Access | str = "read-write",
     ) -> Any:
         """A new tensor (torch dtype) or array (numpy dtype or name) that peers here can map.
 
         Uninitialised. Register it with the same `access` (or parts of it) to have it used in
-        place. Raises NativeError where memory is short.
+        place. With `device` "cuda" or "cuda:N" it is memory of that GPU, shareable with processes
+        of this host and with NICs: a torch tensor, or a GpuArray, which others take by DLPack or
+        `__cuda_array_interface__`. Raises NativeError where memory is short.
         """
-        wanted = Access.parse(access)
+        wanted, gpu = Access.parse(access), parse_device(device)
         with self._core as core:
+            if gpu is not None:
+                return allocate.empty_on(core.gpu_pool, shape, dtype, gpu)
             return allocate.empty(core.pool, shape, dtype, wanted)
 
     def pool(self, *, access: Access | str = "read-write") -> AbstractContextManager[Any]:
@@ -232,17 +242,18 @@ class Engine(Handle):
         deadline: float | None = None,
         provider: str | None = None,
         fallback: str | None = None,
+        stream: Any = None,
     ) -> Transfer:
         """Begins to bring what `remote` names into local memory.
 
         dtype and shape must match where both sides have them, else the sizes. Either may be
         `Blocks`: any number of blocks, given by arrays. After `deadline`
-        seconds (default: the setting) it fails. `provider` and `fallback`: see `submit`.
+        seconds (default: the setting) it fails. `provider`, `fallback` and `stream`: see `submit`.
         """
         with self._core as core:
-            batch = Batch(partial(core.registrar, provider=provider))
+            batch = core.batch(provider)
             batch.add(into, remote, READ)
-            return submit(self, core, batch, Options(None, deadline, provider, fallback))
+            return submit(self, core, batch, Options(None, deadline, provider, fallback, stream))
 
     def write(
         self,
@@ -253,15 +264,16 @@ class Engine(Handle):
         deadline: float | None = None,
         provider: str | None = None,
         fallback: str | None = None,
+        stream: Any = None,
     ) -> Transfer:
         """Begins to bring local memory to where `to` names.
 
         With `notify` the owner gets a notification (at most 1024 bytes) once the data is there.
         """
         with self._core as core:
-            batch = Batch(partial(core.registrar, provider=provider))
+            batch = core.batch(provider)
             batch.add(source, to, WRITE)
-            return submit(self, core, batch, Options(notify, deadline, provider, fallback))
+            return submit(self, core, batch, Options(notify, deadline, provider, fallback, stream))
 
     def submit(
         self,
@@ -271,6 +283,7 @@ class Engine(Handle):
         deadline: float | None = None,
         provider: str | None = None,
         fallback: str | None = None,
+        stream: Any = None,
     ) -> Transfer:
         """Begins any number of reads and writes with any number of peers, as one transfer.
 
@@ -279,13 +292,18 @@ class Engine(Handle):
         reads from it), which names the region of the first. `provider` requires one; then
         `fallback="allow"` lets those after it in the engine's order carry it, too. Without
         `provider`, `fallback="error"` allows only the peer's most wanted one.
+
+        `stream` is a stream of a GPU (torch's, an object with `__cuda_stream__`, or its handle):
+        the transfer begins once all is done that was put into it before. Memory of a GPU follows
+        the GPU's current stream (torch's, or the default stream without torch) where none is given.
+        No call waits for it. Only the local side has an order: see docs/explanation/gpu-memory.
         """
         gathered = list(requests)  # outside the gate: a generator may do anything
         with self._core as core:
-            batch = Batch(partial(core.registrar, provider=provider))
+            batch = core.batch(provider)
             for request in gathered:
                 batch.add_request(request)
-            return submit(self, core, batch, Options(notify, deadline, provider, fallback))
+            return submit(self, core, batch, Options(notify, deadline, provider, fallback, stream))
 
     def prepare(
         self,

@@ -11,10 +11,12 @@ import time
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from transport.engine.batch import Batch, Read
+from transport.engine import order
+from transport.engine.batch import Read
 from transport.engine.blocks import memory_of
 from transport.engine.copies import Copies
 from transport.engine.submit import (
+    How,
     allowed,
     call_with_batch,
     checked_notify,
@@ -54,7 +56,7 @@ def prepare(
     Whoever has several of the same memory gives `sources`, and checks these himself before he
     starts them.
     """
-    batch = Batch(core.registrar)
+    batch = core.batch()
     for request in requests:
         batch.add_request(request)
     notify = checked_notify(options.notify)
@@ -63,6 +65,7 @@ def prepare(
     watched = sources is None
     sources = Sources(local_sides(requests)) if sources is None else sources
     made = Prepared(parent, core, batch.pins, options, sources, watched=watched)
+    made._devices = batch.devices
     for part in parts:
         made._add(part, notify if part in notified else None)
     made._find_sole()
@@ -81,7 +84,9 @@ class Prepared(Transfer, Closing):
         "_begun",
         "_brief",
         "_closed",
+        "_devices",
         "_entry",
+        "_fence",
         "_former",
         "_legs",
         "_lifetime",
@@ -105,6 +110,8 @@ class Prepared(Transfer, Closing):
     ) -> None:
         self._brief = False  # the next run can probably be one at once
         self._closed = False
+        self._devices: set[int] = set()  # GPUs that local memory is of
+        self._fence: Any = ffi.NULL  # of the run that is being started
         self._former: list[Flight] = []  # to peers that were lost; freed with this object
         self._legs: list[tuple[Part, Any]] = []  # for each flight, with its notification
         self._lifetime = lifetime_ns(core, options.deadline)
@@ -119,10 +126,11 @@ class Prepared(Transfer, Closing):
         super().__init__(parent, core, [], pins)
 
     # ------------------------------------------------------------------------------------- running
-    def start(self, deadline: float | None = None) -> Self:
+    def start(self, deadline: float | None = None, *, stream: Any = None) -> Self:
         """Begins the next run and returns itself. Its cost does not depend on what was checked.
 
-        `deadline` is of this run, instead of the one that it was prepared with.
+        `deadline` is of this run, instead of the one that it was prepared with. `stream`: see
+        `Engine.submit`; the run begins once the stream's work so far is done.
 
         Raises InvalidUse while the last run is not over and quiet (see `wait_quiet`), when this or
         its local region is closed; where its peer was lost and is found anew, it begins there.
@@ -130,15 +138,35 @@ class Prepared(Transfer, Closing):
         lifetime = self._lifetime if deadline is None else lifetime_ns(self._core, deadline)
         with self._core:
             self._about_to_run()
-            for index, flight in enumerate(self._flights):
-                status = lib.tn_transfer_start(flight.pointer, lifetime)
-                if status != _OK:
-                    self._start_otherwise(index, status, lifetime)
+            if self._devices or stream is not None:
+                self._start_fenced(lifetime, stream)
+            else:
+                self._start_all(lifetime)
         return self
+
+    def _start_all(self, lifetime: int) -> None:
+        for index, flight in enumerate(self._flights):
+            status = lib.tn_transfer_start(flight.pointer, lifetime)
+            if status != _OK:
+                self._start_otherwise(index, status, lifetime)
+
+    def _start_fenced(self, lifetime: int, stream: Any) -> None:
+        self._fence = order.fence(self._core, self._devices, stream)
+        try:
+            for flight in self._flights:
+                lib.tn_transfer_fence(flight.pointer, self._fence)
+            self._start_all(lifetime)
+        except BaseException:
+            for flight in self._flights:
+                lib.tn_transfer_fence(flight.pointer, ffi.NULL)
+            raise
+        finally:
+            order.close(self._fence)
+            self._fence = ffi.NULL
 
     def run(self, timeout: float | None = None) -> Self:
         """`start()` and `wait(timeout)`, in one native call where it is one transfer."""
-        if timeout is not None or self._sole is None:
+        if timeout is not None or self._sole is None or self._devices:
             return self._run_checked(timeout)
         if self._loose:
             self._sources.check()
@@ -236,7 +264,7 @@ class Prepared(Transfer, Closing):
 
     def _make(self, flight: Flight, part: Part, says: Any) -> None:
         mask = allowed(self._core, flight.record, self._options)
-        call_with_batch(lib.tn_prepare, flight, part, mask=mask, deadline=0, notify=says)
+        call_with_batch(lib.tn_prepare, flight, part, How(mask, notify=says))
 
     def _about_to_run(self) -> None:
         if self._closed:
@@ -263,6 +291,7 @@ class Prepared(Transfer, Closing):
             self._former.append(flight)
             self._flights[index] = renewed
             self._find_sole()
+            lib.tn_transfer_fence(renewed.pointer, self._fence)
             if lib.tn_transfer_start(renewed.pointer, lifetime) != _OK:
                 raise self._why_not(index, status)
         except BaseException:

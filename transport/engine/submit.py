@@ -9,6 +9,7 @@ import concurrent.futures
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from transport.engine import order
 from transport.engine.batch import KEY_BYTES, OP_NAMES, RANGE, READ, WRITE
 from transport.engine.core import Flight
 from transport.engine.path import SELF
@@ -41,6 +42,7 @@ class Options(NamedTuple):
     deadline: float | None = None
     provider: str | None = None
     fallback: str | None = None
+    stream: Any = None  # of a GPU; its work so far comes first
 
 
 def submit(parent: object, core: Core, batch: Batch, options: Options) -> Transfer:
@@ -51,37 +53,36 @@ def submit(parent: object, core: Core, batch: Batch, options: Options) -> Transf
     notified = who_notifies(parts) if notify is not None else ()
     flights: list[Flight] = []
     transfer = Transfer(parent, core, flights, batch.pins)
+    fence = order.fence(core, batch.devices, options.stream)
     try:
         for part in parts:
             record = core.plane.peer(part.owner.incarnation, part.owner.addresses)
             mask = allowed(core, record, options)
             says = notify if part in notified else None
             flights.append(flight_of(part, record))
-            _begin(flights[-1], part, mask, deadline, says)
+            how = How(mask, deadline, says, fence)
+            call_with_batch(lib.tn_submit, flights[-1], part, how)
     except BaseException:
         flights[:] = [flight for flight in flights if flight.begun()]
         transfer.cancel()
         raise
+    finally:
+        order.close(fence)
     return transfer
 
 
-def _begin(flight: Flight, part: Part, mask: int, deadline: int, notify: Any) -> None:
-    call_with_batch(lib.tn_submit, flight, part, mask=mask, deadline=deadline, notify=notify)
+class How(NamedTuple):
+    """What C is told of a native transfer beside what it moves."""
+
+    mask: int  # of providers
+    deadline: int = 0
+    notify: Any = None
+    fence: Any = ffi.NULL
+    words: tuple[int, int] = (0, 0)  # what is added or swapped in, and what is expected
 
 
-def call_with_batch(
-    call: Any,
-    flight: Flight,
-    part: Part,
-    *,
-    mask: int,
-    deadline: int,
-    notify: Any = None,
-    words: tuple[int, int] = (0, 0),
-) -> None:
-    """Lets C make the flight's native transfer of the part's ranges. `words` are what is added or
-    swapped in, and what is expected.
-    """
+def call_with_batch(call: Any, flight: Flight, part: Part, how: How) -> None:
+    """Lets C make the flight's native transfer of the part's ranges."""
     batch = ffi.new(_BATCH)
     remotes = ffi.from_buffer(_REMOTES, part.remotes())
     tables = part.keys()
@@ -90,7 +91,7 @@ def call_with_batch(
     ranges = ffi.from_buffer(_RANGES, packed)
     outers = ffi.from_buffer(_OUTERS, b"".join(part.outers))
     batch.op = part.op
-    batch.providers = mask
+    batch.providers = how.mask
     batch.remotes = remotes
     batch.ranges = ranges
     batch.keys = keys
@@ -99,11 +100,12 @@ def call_with_batch(
     batch.n_ranges = len(packed) // RANGE.size
     batch.outers = outers
     batch.n_outers = part.n_outers
-    batch.deadline_ns = deadline
-    batch.operand, batch.expected = words
-    if notify is not None:
-        batch.notify = notify
-        batch.notify_length = len(notify)
+    batch.deadline_ns = how.deadline
+    batch.operand, batch.expected = how.words
+    batch.fence = how.fence
+    if how.notify is not None:
+        batch.notify = how.notify
+        batch.notify_length = len(how.notify)
     record = flight.record
     check(call(record.native.pointer, batch, flight.out), peer=record.name, op=flight.op)
     flight.pointer = flight.out[0]

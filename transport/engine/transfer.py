@@ -12,8 +12,9 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from transport.engine.progress import ELSEWHERE, ENDED
+from transport.engine.streams import stream_of
 from transport.errors import InvalidUse, Status, TransportError, from_status
-from transport.ffi import ffi, lib, text
+from transport.ffi import failure, ffi, lib, text
 from transport.ffi.handle import unpicklable
 from transport.types import check_timeout
 
@@ -30,6 +31,7 @@ _LOOK = 0.002  # seconds between looks where no queue can tell
 _RESULT = ffi.typeof("struct tn_result *")
 _PENDING = int(Status.PENDING)
 _OK = int(Status.OK)
+_UNAVAILABLE = int(Status.UNAVAILABLE)
 _NOTHING: list[Any] = []
 
 
@@ -110,6 +112,25 @@ class Transfer:
             if flight is not None:
                 self._progress(lib.tn_transfer_wait_quiet, flight, left)
         return True
+
+    def wait_on(self, stream: Any) -> Self:
+        """Lets what is put into a GPU's stream from now on wait until no byte of it can move.
+
+        `stream`: a torch stream, an object with `__cuda_stream__`, or a handle (of the first GPU).
+        Returns itself at once; where the GPU's driver cannot do it, when it has ended. The stream
+        goes on also when the transfer fails, which `exception()` tells then.
+        """
+        handle, device = stream_of(stream)
+        for flight in self._flights:
+            if quiet(flight):
+                continue
+            with self._core:
+                status = lib.tn_transfer_hold_stream(flight.pointer, device or 0, handle)
+                if status not in (_OK, _UNAVAILABLE):
+                    raise failure(status)
+            if status == _UNAVAILABLE:
+                self.wait_quiet()
+        return self
 
     def cancel(self) -> None:
         """Ends it now, unless it has ended. Bytes under way may still land: see `quiet`."""

@@ -8,12 +8,24 @@ from __future__ import annotations
 from typing import Any
 
 from transport import errors
-from transport.ffi import interface
+from transport.ffi import _native, interface
 from transport.ffi._native import ffi, lib
 
-__all__ = ["NativeEngine", "NativePeer", "check", "failure", "ffi", "last_error", "lib", "text"]
+__all__ = [
+    "LIBRARY",
+    "NativeEngine",
+    "NativePeer",
+    "check",
+    "failure",
+    "ffi",
+    "last_error",
+    "lib",
+    "text",
+]
 
 interface.check(getattr(lib, "TN_INTERFACE", None))
+
+LIBRARY: str = _native.__file__  # for those who load functions of ours by name, as torch does
 
 
 class NativeEngine:

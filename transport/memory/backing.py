@@ -21,9 +21,9 @@ class Backing:
     """Where the bytes of some memory come from.
 
     `kind` is "pool" (peers on this host map it), "file" (which they read by process_vm or through
-    the stream, never by mapping it) or "private". The rest is of a "file": its path as
-    /proc/self/maps has it ("/memfd:name (deleted)" for one without a name), its device and inode,
-    and where in it the memory begins.
+    the stream, never by mapping it), "gpu" (which no CPU touches) or "private". The rest is of a
+    "file": its path as /proc/self/maps has it ("/memfd:name (deleted)" for one without a name), its
+    device and inode, and where in it the memory begins.
     """
 
     kind: str
@@ -36,6 +36,7 @@ class Backing:
 
 POOL = Backing("pool")
 PRIVATE = Backing("private")
+GPU = Backing("gpu")
 _READ_ONLY = Backing("private", writable=False)
 
 

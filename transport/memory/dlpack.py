@@ -10,10 +10,15 @@ import ctypes
 from typing import Any, NamedTuple
 
 from transport.errors import InvalidUse
+from transport.memory.device import Device
 from transport.memory.dtypes import ITEMSIZES
 from transport.memory.layout import count, is_contiguous
 
-_CPU, _CUDA_HOST, _ROCM_HOST = 1, 3, 11  # DLDeviceType; pinned host memory is host memory
+# DLDeviceType. Pinned host memory is host memory; managed memory, which moves by itself, is taken
+# for the GPU's: no NIC can have it, and a CPU that touches it may wait for the GPU.
+_HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
+DEVICES = {2: "cuda", 10: "hip", 13: "cuda"}  # kDLCUDA, kDLROCM, kDLCUDAManaged
+_UNORDERED = -1  # the stream that asks the producer for no synchronization: submit orders it
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 
 # (DLDataTypeCode, bits) of the types that have a name here.
@@ -40,6 +45,10 @@ _DTYPES = {
     (13, 8): "float8_e5m2fnuz",
     (14, 8): "float8_e8m0fnu",
 }
+
+
+CODES = {name: code for code, name in _DTYPES.items()}
+"""(DLDataTypeCode, bits) by name."""
 
 
 class _Tensor(ctypes.Structure):
@@ -83,14 +92,18 @@ class Exported(NamedTuple):
     dtype: str
     readonly: bool
     capsule: Any
+    device: Device | None
 
 
 def read(x: Any) -> Exported:
-    """Asks `x` for its memory. Raises InvalidUse where it is not host memory of a known dtype."""
-    device = x.__dlpack_device__()[0]
-    if device not in (_CPU, _CUDA_HOST, _ROCM_HOST):
-        raise InvalidUse(f"the array is on a device of DLPack type {device}, not in host memory")
-    capsule = _export(x)
+    """Asks `x` for its memory. Raises InvalidUse where it is neither the host's nor a GPU's, or of
+    no known dtype.
+    """
+    kind, index = x.__dlpack_device__()
+    if kind not in _HOST and kind not in DEVICES:
+        raise InvalidUse(f"the array is on a device of DLPack type {int(kind)}, no host or GPU")
+    device = Device(DEVICES[kind], int(index)) if kind in DEVICES else None
+    capsule = _export(x, {} if device is None else {"stream": _UNORDERED})
     tensor, readonly = _open(capsule)
     dtype = _DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
@@ -104,14 +117,14 @@ def read(x: Any) -> Exported:
         strides = None if is_contiguous(shape, strides, itemsize) else strides
     address = (tensor.data or 0) + tensor.byte_offset
     nbytes = count(shape) * itemsize
-    return Exported(address, nbytes, shape, strides, itemsize, dtype, readonly, capsule)
+    return Exported(address, nbytes, shape, strides, itemsize, dtype, readonly, capsule, device)
 
 
-def _export(x: Any) -> Any:
+def _export(x: Any, order: dict[str, int]) -> Any:
     try:
-        return x.__dlpack__(max_version=(1, 0), copy=False)
+        return x.__dlpack__(max_version=(1, 0), copy=False, **order)
     except TypeError:  # a producer from before DLPack 1.0
-        return x.__dlpack__()
+        return x.__dlpack__(**order)
     except BufferError as error:
         raise InvalidUse(f"this {type(x).__name__} does not give its memory: {error}") from None
 

@@ -1,7 +1,8 @@
-"""Views of host memory: where the bytes of a tensor, an array or a buffer lie and how.
+"""Views of memory: where the bytes of a tensor, an array or a buffer lie and how.
 
 May import ffi and errors. Recognises torch and numpy through sys.modules and never imports torch; a
-value can only be a tensor if its owner has imported torch already.
+value can only be a tensor if its owner has imported torch already. Whether memory is a GPU's is
+asked of the tensor, before anything of it is touched.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from transport.errors import InvalidUse
 from transport.ffi import ffi
-from transport.memory import dlpack
+from transport.memory import cuda_array, dlpack
+from transport.memory.device import KINDS, Device
 from transport.memory.dtypes import BUFFER_FORMATS, ITEMSIZES
 from transport.memory.layout import contiguous_strides, span
 
@@ -29,6 +31,7 @@ class View:
         "_strides",
         "address",
         "contiguous",
+        "device",
         "dtype",
         "itemsize",
         "nbytes",
@@ -47,6 +50,7 @@ class View:
         dtype: str | None,
         readonly: bool,
         owner: Any,
+        device: Device | None = None,
     ) -> None:
         self.address = address  # of the first element
         self.nbytes = nbytes  # of the elements, without gaps
@@ -57,6 +61,7 @@ class View:
         self.dtype = dtype  # None: plain bytes
         self.readonly = readonly
         self.owner = owner  # the tensor or array; (object, what pins it) for others
+        self.device = device  # the GPU whose memory it is, which no CPU may touch; None: host
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -66,14 +71,23 @@ class View:
 
 
 def view(x: Any) -> View:
-    """The view of a torch tensor, numpy array, DLPack producer or buffer object in host memory.
+    """The view of a torch tensor, numpy array, DLPack producer, buffer object, or array on a GPU
+    that has `__cuda_array_interface__`.
 
-    Raises InvalidUse for what has no host memory of its own or no plain layout.
+    Raises InvalidUse for what has no memory of its own or no plain layout.
     """
     viewer = _VIEWERS.get(type(x))
     if viewer is None:
         viewer = _find_viewer(x)
     return viewer(x)
+
+
+def host_view(x: Any, what: str) -> View:
+    """As `view`. Raises InvalidUse for memory of a GPU; `what` says what the CPU wants of it."""
+    found = view(x)
+    if found.device is not None:
+        raise InvalidUse(f"{what} must be in host memory, not on {found.device}: use .cpu()")
+    return found
 
 
 def storage_of(view: View) -> Any:
@@ -100,8 +114,8 @@ def extent_of(storage: Any, view: View) -> tuple[int, int]:
     if hasattr(storage, "data_ptr"):
         return storage.data_ptr(), storage.nbytes()
     if isinstance(storage, getattr(sys.modules.get("numpy"), "ndarray", ())):
-        return _extent(_array_view(storage))
-    return _extent(view)
+        return span_of(_array_view(storage))
+    return span_of(view)
 
 
 def whole(storage: Any, part: View) -> View:
@@ -114,7 +128,8 @@ def whole(storage: Any, part: View) -> View:
     return part
 
 
-def _extent(view: View) -> tuple[int, int]:
+def span_of(view: View) -> tuple[int, int]:
+    """Address and length of what lies between the first and the last byte of its elements."""
     low, high = span(view.shape, view.strides, view.itemsize)
     return view.address + low, high - low
 
@@ -128,6 +143,8 @@ def _find_viewer(x: Any) -> Callable[[Any], View]:
         viewer = _tensor_view
     elif isinstance(x, getattr(numpy, "ndarray", ())):
         viewer = _array_view
+    elif hasattr(kind, "__cuda_array_interface__"):
+        viewer = _cuda_array_view
     elif hasattr(kind, "__dlpack__"):
         viewer = _dlpack_view
     else:
@@ -143,7 +160,8 @@ _VIEWERS: dict[type, Callable[[Any], View]] = {}
 # ------------------------------------------------------------------------------------------- torch
 def _tensor_view(tensor: Any) -> View:
     known = _TORCH_DTYPES.get(tensor.dtype)
-    if known is None or not tensor.is_cpu or tensor.is_conj() or tensor.is_neg():
+    fits = tensor.is_cpu or tensor.is_cuda
+    if known is None or not fits or tensor.is_conj() or tensor.is_neg():
         known = _check_tensor(tensor)
     try:
         address = tensor.data_ptr()
@@ -155,7 +173,13 @@ def _tensor_view(tensor: Any) -> View:
     if not tensor.is_contiguous():
         strides = tuple(step * itemsize for step in tensor.stride())
     shape = tensor.shape
-    return View(address, tensor.nbytes, shape, strides, itemsize, dtype, False, tensor)
+    device = None if tensor.is_cpu else _gpu_of(tensor)
+    return View(address, tensor.nbytes, shape, strides, itemsize, dtype, False, tensor, device)
+
+
+def _gpu_of(tensor: Any) -> Device:
+    where = tensor.device
+    return Device(where.type, where.index or 0)
 
 
 _TORCH_DTYPES: dict[Any, tuple[str, int]] = {}
@@ -165,9 +189,9 @@ def _check_tensor(tensor: Any) -> tuple[str, int]:
     """The dtype's name and size; fills the table of dtypes at first sight. Raises InvalidUse."""
     if tensor.is_meta:
         raise InvalidUse("a meta tensor has no memory; materialize it first")
-    if tensor.device.type != "cpu":
+    if tensor.device.type not in ("cpu", *KINDS):
         where = tensor.device
-        raise InvalidUse(f"the tensor is on {where}; only host memory can move so far: use .cpu()")
+        raise InvalidUse(f"the tensor is on {where}; only host and GPU memory move: use .cpu()")
     if str(tensor.layout) != "torch.strided":
         raise InvalidUse(f"the tensor's layout is {tensor.layout}; move its parts, or .to_dense()")
     if tensor.is_conj() or tensor.is_neg():
@@ -240,6 +264,24 @@ def _dlpack_view(x: Any) -> View:
         found.dtype,
         found.readonly,
         (x, found.capsule),
+        found.device,
+    )
+
+
+def _cuda_array_view(x: Any) -> View:
+    found = cuda_array.read(x)
+    if found is None:  # on the CPU after all, or of a dtype that only DLPack names
+        return _dlpack_view(x) if hasattr(type(x), "__dlpack__") else _buffer_view(x)
+    return View(
+        found.address,
+        found.nbytes,
+        found.shape,
+        found.strides,
+        found.itemsize,
+        found.dtype,
+        found.readonly,
+        (x, None),
+        found.device,
     )
 
 

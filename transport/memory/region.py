@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transport.errors import InvalidUse, NativeError, Status
 from transport.ffi import failure, ffi, lib, text
 from transport.ffi.handle import Handle
-from transport.memory.backing import POOL, Backing, backing_of
-from transport.memory.host import View, identity_of, view
+from transport.memory.backing import GPU, POOL, Backing, backing_of
+from transport.memory.gpu import extent_of
+from transport.memory.host import View, identity_of, span_of, view
 from transport.memory.layout import span
 from transport.memory.registering import Making, Manner
 from transport.memory.remote import NATIVE, Owner, RemoteRegion
@@ -43,6 +44,7 @@ class NativeRegion:
     """
 
     __slots__ = (
+        "allocation",
         "end",
         "identity",
         "keep",
@@ -64,6 +66,7 @@ class NativeRegion:
         self.end = start + length
         self.keep = keep  # what keeps the memory alive
         self.identity = 0  # id of the storage object, which `keep` keeps alive
+        self.allocation = 0  # of a GPU's memory: what tells its allocations from any others
         self.quiet = False  # closed, and nobody can touch the memory
         self.temporary = False  # to be closed when nobody uses it any more
 
@@ -95,17 +98,22 @@ class RegionTable:
 
     def backing(self, view: View) -> Backing:
         """What lies behind the span of a view's elements."""
-        start, length = _extent(view)
+        if view.device is not None:
+            return GPU
+        start, length = span_of(view)
         return POOL if self._pool.find(start) else backing_of(start, length)
 
     def open(
         self, view: View, access: Access, backing: Backing, progress: Progress | None = None
     ) -> NativeRegion:
         """Registers the span of a view's elements, for peers. Raises NativeError."""
-        file = backing.kind == "file"
-        extent, readonly = _extent(view), view.readonly or not backing.writable
-        region = self.open_bytes(extent, access, view.owner, readonly, progress, file=file)
+        file, gpu = backing.kind == "file", view.device is not None
+        where, readonly = span_of(view), view.readonly or not backing.writable
+        allocation = extent_of(view, *where).identity if gpu and where[1] else 0
+        keep = view.owner
+        region = self.open_bytes(where, access, keep, readonly, progress, file=file, gpu=gpu)
         region.identity = identity_of(view)
+        region.allocation = allocation
         with self._lock:
             self._live[region] = None
             self._sorted = None
@@ -120,14 +128,19 @@ class RegionTable:
         progress: Progress | None = None,
         *,
         file: bool = False,
+        gpu: bool = False,
     ) -> NativeRegion:
-        """Registers bytes that `find` shall not find: their owner keeps the region himself."""
+        """Registers bytes that `find` shall not find: their owner keeps the region himself.
+
+        `file` and `gpu` tell what kind of memory it is.
+        """
         start, length = extent
-        segment = self._pool.find(start) if length else ffi.NULL
+        segment = self._pool.find(start) if length and not gpu else ffi.NULL
         where = start, length, access.value, segment
         # Without NICs a file's pages come as they are read, which may be few of them.
         manner = replace(self.manner, prefault=0) if file and not self.nearest else self.manner
-        making = Making(self._engine, self.gate, manner, where, progress, file=file)
+        kind = lib.TN_MEMORY_FILE if file else lib.TN_MEMORY_DEVICE if gpu else lib.TN_MEMORY_HOST
+        making = Making(self._engine, self.gate, manner, where, progress, int(kind))
         try:
             pointer = making.run(readonly)
         except NativeError as error:
@@ -135,7 +148,7 @@ class RegionTable:
                 raise
             pointer = making.run(readonly)
         region = NativeRegion(self, pointer, start, length, keep)
-        if self.nearest is not None:
+        if self.nearest is not None and not gpu:
             lib.tn_region_prefer_rails(pointer, self.nearest(start, length))
         if lib.tn_region_missing(pointer):
             _log.warning("a region is not registered with every rail: %s", explain(region))
@@ -195,18 +208,20 @@ class RegionTable:
         with self._lock:
             return any(region.identity == identity for region in self._live)
 
-    def find(self, view: View) -> NativeRegion | None:
+    def find(self, view: View, allocation: int = 0) -> NativeRegion | None:
         """A region that `open` made and that covers the view.
 
-        It must be of the same storage object: a resized tensor leaves its address to others.
+        It must be of the same storage object: a resized tensor leaves its address to others. Of a
+        GPU it must be the same `allocation`, too: an address may be given to another one.
         """
-        low, high = span(view.shape, view.strides, view.itemsize)
-        start, end, live = view.address + low, view.address + high, self._by_address()
+        start, nbytes = span_of(view)
+        end, live = start + nbytes, self._by_address()
         at = bisect_right(live, start, key=lambda region: region.start) - 1
         # Regions may overlap; a few steps back find the usual cases, and a miss costs only time.
         for region in live[max(0, at - 3) : at + 1]:
             if region.start <= start and end <= region.end:
-                return region if region.identity == identity_of(view) else None
+                same = region.identity == identity_of(view) and region.allocation == allocation
+                return region if same else None
         return None
 
     def _by_address(self) -> list[NativeRegion]:
@@ -222,12 +237,6 @@ class RegionTable:
             self.close(region, timeout)
         self.drain()
         return self._quarantine
-
-
-def _extent(view: View) -> tuple[int, int]:
-    """Address and length of what lies between the first and the last byte of its elements."""
-    low, high = span(view.shape, view.strides, view.itemsize)
-    return view.address + low, high - low
 
 
 def explain(region: NativeRegion) -> list[str]:
@@ -315,7 +324,7 @@ class Region(Handle):
 
     @property
     def backing(self) -> Backing:
-        """What lies behind the memory: the pool, a file that may be truncated, or neither."""
+        """What lies behind the memory: the pool, a file that may end, a GPU, or neither."""
         return self._backing
 
     @property
@@ -359,10 +368,16 @@ class Region(Handle):
         return RemoteRegion(self._whole()._owner, offset, found.dtype, found.shape, strides)
 
     def explain(self) -> list[str]:
-        """How each RDMA rail has registered the memory, or why not: a line per rail."""
+        """How each RDMA rail has registered the memory, or why not: a line per rail.
+
+        Of a GPU's memory that not every rail has the last line tells what is left.
+        """
         self._check()
         with self._table.gate:
-            return explain(self._native)
+            lines = explain(self._native)
+            if self._backing is GPU and (not lines or lib.tn_region_missing(self._native.pointer)):
+                lines.append("staged through host memory, unless gpu_direct is require")
+            return lines
 
     def close(self, timeout: float | None = None) -> None:
         """Takes the right back everywhere at once, then waits until nobody touches the memory.

@@ -38,8 +38,8 @@ class Manner:
 
 
 class Making:
-    """One region on its way. `where` is address, length, access bits and segment; `file` tells that
-    the memory is of a file, which may end.
+    """One region on its way. `where` is address, length, access bits and segment; `memory` is its
+    kind (enum tn_memory_kind).
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class Making:
         manner: Manner,
         where: tuple[int, int, int, Any],
         progress: Progress | None,
-        *,
-        file: bool = False,
+        memory: int,
     ) -> None:
         self._engine = engine  # struct tn_engine *
         self._gate = gate
         self._manner = manner
         self._address, self._length, self._access, self._segment = where
         self._progress = progress
-        self._memory = lib.TN_MEMORY_FILE if file else lib.TN_MEMORY_HOST
+        self._memory = memory
 
     def run(self, readonly: bool) -> Any:
         """The `struct tn_region *`. Raises NativeError, or what `progress` raises."""
         prefault = self._manner.prefault
-        large = bool(prefault) and self._length >= prefault
+        populates = bool(prefault) and self._memory != lib.TN_MEMORY_DEVICE
+        large = populates and self._length >= prefault
         if not large and self._progress is None and self._memory == lib.TN_MEMORY_HOST:
             return self._at_once()
         out = ffi.new(_OUT)

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     Index = int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]
 
 # struct tn_remote: number, generation, key, address, length, segment_offset, segment, access,
-# rkeys, key_span, keys_at, memory
-NATIVE = struct.Struct("<QQ16sQQQII8IQII")
+# rkeys, key_span, key_skew, keys_at, memory
+NATIVE = struct.Struct("<QQ16sQQQII8IQQII")
 _PLACE = struct.Struct("<II")  # the last two
 
-_VERSION = 2
+_VERSION = 3
 _MAX_KEYS = 8192  # TN_MAX_KEYS
 _MIN_SPAN = 4096
 _MAX_RANK = 64
@@ -61,7 +61,7 @@ class Owner(NamedTuple):
         address, length, access = fields[3], fields[4], fields[7]
         _require(address + length <= 1 << 64, "it ends beyond the address space")
         _require(access in (1, 2, 3), "its access mode is unknown")
-        _check_keys(length, fields[8:-3], fields[-3:], len(keys))
+        _check_keys(length, fields[8:-4], fields[-4:], len(keys))
         rights = Access(access)
         names = tuple(addresses)
         return cls(bytes(incarnation), names, bytes(native), rights, length, access, bytes(keys))
@@ -72,16 +72,19 @@ class Owner(NamedTuple):
         return self.native[: -_PLACE.size] + _PLACE.pack(keys_at, memory)
 
 
-def _check_keys(length: int, rkeys: Sequence[int], tail: tuple[int, int, int], nbytes: int) -> None:
+def _check_keys(
+    length: int, rkeys: Sequence[int], tail: tuple[int, int, int, int], nbytes: int
+) -> None:
     """The key table must have a row for each rail, and each row a key for each span."""
-    span, keys_at, memory = tail
+    span, skew, keys_at, memory = tail
     _require(keys_at == 0 and memory in (0, 1, 2), "its native part is not one that travels")
     if not span:
-        _require(nbytes == 0, "it has keys that it does not need")
+        _require(nbytes == 0 and skew == 0, "it has keys that it does not need")
         return
+    _require(skew < span, "the first span of its keys is none")
     _require(span >= _MIN_SPAN, "the spans of its keys are too small")
     rails = sum(1 for key in rkeys if key)
-    wanted = rails * -(-length // span)
+    wanted = rails * -(-(skew + length) // span)
     _require(0 < wanted <= _MAX_KEYS and nbytes == 4 * wanted, "its key table is not of its size")
 
 

@@ -638,6 +638,12 @@ FAKE(3020, cuStreamWaitEvent, void *stream, void *event, unsigned flags)
     return flags ? CUDA_ERROR_INVALID_VALUE : fake_stream_wait(stream, event);
 }
 
+FAKE(11070, cuStreamWaitValue32_v2, void *stream, uint64_t address, uint32_t value, unsigned flags)
+{
+    BEGIN(cuStreamWaitValue32_v2);
+    return flags ? CUDA_ERROR_NOT_SUPPORTED : fake_stream_wait_word(stream, address, value);
+}
+
 FAKE(2000, cuEventCreate, void **event, unsigned flags)
 {
     BEGIN(cuEventCreate);

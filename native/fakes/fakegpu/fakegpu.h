@@ -202,6 +202,7 @@ int fake_event_close(void *event);
 int fake_event_record(void *event, void *stream);
 int fake_event_sync(void *event, bool ask);
 int fake_stream_wait(void *stream, void *event);
+int fake_stream_wait_word(void *stream, uint64_t address, uint32_t value); /* at least that */
 int fake_copy(void *stream, uint64_t to, uint64_t from, size_t bytes, bool now);
 int fake_fill(void *stream, uint64_t to, int value, size_t bytes, bool now);
 int fake_then(void *stream, void (*call)(void *), void *context);

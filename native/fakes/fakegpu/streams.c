@@ -5,7 +5,7 @@
 
 #include "fakes/fakegpu/fakegpu.h"
 
-enum op_kind { COPY, FILL, RECORD, WAIT, CALL };
+enum op_kind { COPY, FILL, RECORD, WAIT, WAIT_WORD, CALL };
 
 struct op {
     struct op *next;
@@ -130,6 +130,19 @@ static void call(struct op *op)
     pthread_mutex_lock(&fake_lock);
 }
 
+static void pause_for(long us)
+{
+    pthread_mutex_unlock(&fake_lock);
+    nanosleep(&(struct timespec){us / 1000000, us % 1000000 * 1000}, NULL);
+    pthread_mutex_lock(&fake_lock);
+}
+
+static bool is_less(const struct op *op)
+{
+    uint32_t found = __atomic_load_n((uint32_t *)(uintptr_t)op->to, __ATOMIC_ACQUIRE);
+    return (int32_t)(found - (uint32_t)op->target) < 0;
+}
+
 static void run(struct fake_stream *stream, struct op *op)
 {
     if (op->kind == COPY || op->kind == FILL)
@@ -140,18 +153,13 @@ static void run(struct fake_stream *stream, struct op *op)
         op->event->done = op->target;
     while (op->kind == WAIT && op->event->done < op->target)
         pthread_cond_wait(&fake_changed, &fake_lock);
+    while (op->kind == WAIT_WORD && is_less(op))
+        pause_for(20);
     if (op->event) {
         op->event->users--;
         event_drop(op->event);
     }
     free(op);
-}
-
-static void pause_for(long us)
-{
-    pthread_mutex_unlock(&fake_lock);
-    nanosleep(&(struct timespec){us / 1000000, us % 1000000 * 1000}, NULL);
-    pthread_mutex_lock(&fake_lock);
 }
 
 static void unlink_stream(struct fake_stream *stream)
@@ -302,6 +310,18 @@ int fake_device_sync(int ordinal)
 }
 
 /* ---- putting operations on streams */
+static int push(void *handle, struct op what);
+
+int fake_stream_wait_word(void *stream, uint64_t address, uint32_t value)
+{
+    pthread_mutex_lock(&fake_lock);
+    struct fake_mapping *mapping = fake_find(address);
+    bool can = mapping && mapping->kind == FAKE_PINNED && address % sizeof(value) == 0;
+    pthread_mutex_unlock(&fake_lock);
+    return can ? push(stream, (struct op){.kind = WAIT_WORD, .to = address, .target = value})
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
 static int push(void *handle, struct op what)
 {
     pthread_mutex_lock(&fake_lock);

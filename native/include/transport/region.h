@@ -19,8 +19,9 @@ struct tn_remote {
      * one key for all of it, in rkeys). They lie in a table, from keys_at on: for each rail with an
      * rkey, in order, the keys of all spans. */
     uint64_t key_span;
-    uint32_t keys_at; /* in tn_batch.keys; 0 in a handle that travels */
-    uint32_t memory;  /* enum tn_memory_kind */
+    uint64_t key_skew; /* bytes of the first span that lie before the region: less than a span */
+    uint32_t keys_at;  /* in tn_batch.keys; 0 in a handle that travels */
+    uint32_t memory;   /* enum tn_memory_kind */
 };
 /* Device memory is reached by RDMA only: no CPU may touch it. Behind TN_MEMORY_FILE is a file that
  * somebody may truncate: it is host memory that is touched by the kernel only, and where it has

@@ -46,6 +46,7 @@ struct tn_batch {
     uint64_t expected; /* compare and swap: if this is there */
     const struct tn_outer *outers;
     uint64_t n_outers;
+    struct tn_fence *fence; /* it begins once that has passed; NULL: at once */
 };
 
 /* Checks everything, then begins. The structs are copied; the memory must stay until the transfer

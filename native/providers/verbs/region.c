@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/parallel.h"
+#include "gpu/extent.h"
 #include "providers/verbs/verbs.h"
 
 /* Registering less takes no longer than starting a thread. */
@@ -18,7 +19,8 @@ struct tn_verbs_opening {
     struct tn_region *region;
     struct tn_verbs_registration *made;
     struct tn_verbs_memory memory; /* all of it */
-    uint64_t span, next;           /* the jobs from `next` on are to be done */
+    uint64_t span, skew;           /* tn_remote.key_span and key_skew, if there are several spans */
+    uint64_t next;                 /* the jobs from `next` on are to be done */
     pthread_mutex_t lock;          /* the first failure of each rail */
     _Atomic bool failed[TN_MAX_RAILS];
     int status[TN_MAX_RAILS], error[TN_MAX_RAILS];
@@ -35,9 +37,40 @@ static void fail_rail(struct tn_verbs_opening *opening, uint32_t rail, int statu
     if (!atomic_exchange(&opening->failed[rail], true)) {
         opening->status[rail] = status;
         opening->error[rail] = tn_last_errno();
+        free(opening->made->why[rail]);
         opening->made->why[rail] = strdup(tn_last_error());
     }
     pthread_mutex_unlock(&opening->lock);
+}
+
+static void note_rung(struct tn_verbs_opening *opening, uint32_t rail, const char *why)
+{
+    pthread_mutex_lock(&opening->lock);
+    if (!opening->made->why[rail])
+        opening->made->why[rail] = strdup(why);
+    pthread_mutex_unlock(&opening->lock);
+}
+
+/* A dma-buf of the whole allocation, unless the region's maker gave one. The registration keeps the
+ * memory: the descriptor is closed at once. */
+static int register_device(struct tn_verbs_rail *rail, struct tn_verbs_opening *opening,
+                           struct tn_verbs_memory *part, struct ibv_mr **out)
+{
+    struct tn_verbs_rung rung = {0};
+    int made = -1;
+    tn_gpu_sync_memops(part->address); /* else a copy may overtake what the NIC does to it */
+    if (part->dmabuf_fd < 0) {
+        if (tn_gpu_dmabuf_of(part->address, part->length, &made, &part->dmabuf_offset) == TN_OK)
+            part->dmabuf_fd = made;
+        else
+            snprintf(part->no_dmabuf, sizeof(part->no_dmabuf), "%s", tn_last_error());
+    }
+    int status = tn_verbs_register(rail, part, &rung, out);
+    if (status == TN_OK && rung.by_address)
+        note_rung(opening, rail->number, rung.why);
+    if (made >= 0)
+        tn_gpu_dmabuf_close(made);
+    return status;
 }
 
 /* LOCAL_WRITE is asked for even where peers may only read, because our own reads may land in the
@@ -45,12 +78,13 @@ static void fail_rail(struct tn_verbs_opening *opening, uint32_t rail, int statu
 static int register_part(struct tn_verbs_rail *rail, struct tn_verbs_opening *opening,
                          struct tn_verbs_memory *part, struct ibv_mr **out)
 {
-    int status = tn_verbs_register(rail, part, out);
-    if (status == TN_OK || tn_last_errno() != EFAULT || part->device ||
-        opening->region->remote.access & TN_WRITE)
+    if (part->device)
+        return register_device(rail, opening, part, out);
+    int status = tn_verbs_register(rail, part, NULL, out);
+    if (status == TN_OK || tn_last_errno() != EFAULT || opening->region->remote.access & TN_WRITE)
         return status;
     part->flags &= ~IBV_ACCESS_LOCAL_WRITE;
-    status = tn_verbs_register(rail, part, out);
+    status = tn_verbs_register(rail, part, NULL, out);
     if (status == TN_OK)
         atomic_store(&opening->made->read_only, true);
     return status;
@@ -62,6 +96,17 @@ static bool both_ways(int flags)
     return flags & IBV_ACCESS_REMOTE_READ && flags & IBV_ACCESS_REMOTE_WRITE;
 }
 
+static struct tn_verbs_memory part_of(const struct tn_verbs_opening *opening, uint64_t number)
+{
+    struct tn_verbs_memory part = opening->memory;
+    uint64_t offset = number ? number * opening->span - opening->skew : 0;
+    uint64_t most = number ? opening->span : opening->span - opening->skew;
+    part.address += offset;
+    part.dmabuf_offset += offset;
+    part.length = part.length - offset < most ? part.length - offset : most;
+    return part;
+}
+
 /* Job: one span on one rail. */
 static void register_span(void *context, uint64_t job)
 {
@@ -71,11 +116,7 @@ static void register_span(void *context, uint64_t job)
     uint32_t rail = (uint32_t)(at / made->spans);
     if (atomic_load(&opening->failed[rail]))
         return;
-    struct tn_verbs_memory part = opening->memory;
-    uint64_t offset = at % made->spans * opening->span;
-    part.address += offset;
-    part.dmabuf_offset += offset;
-    part.length = part.length - offset < opening->span ? part.length - offset : opening->span;
+    struct tn_verbs_memory part = part_of(opening, at % made->spans);
     if (made->verbs->rails[rail]->facts.atomics && both_ways(part.flags))
         part.flags |= IBV_ACCESS_REMOTE_ATOMIC;
     struct ibv_mr *mr;
@@ -126,26 +167,7 @@ static void free_registration(struct tn_verbs_registration *made)
     free(made);
 }
 
-/* ---- sizes */
-static uint64_t smallest_limit(const struct tn_verbs *verbs, uint32_t rails)
-{
-    uint64_t limit = verbs->span_bytes ? verbs->span_bytes : UINT64_MAX;
-    for (uint32_t i = 0; i < rails; i++)
-        if (verbs->rails[i]->facts.max_region < limit)
-            limit = verbs->rails[i]->facts.max_region;
-    return limit;
-}
-
-/* Bytes of a span: all, or what every rail takes, in whole pages, huge ones where it is that much.
- */
-static uint64_t choose_span(uint64_t length, uint64_t limit)
-{
-    if (length <= limit)
-        return length;
-    uint64_t unit = limit >= (2u << 20) ? 2u << 20 : 4096;
-    return limit / unit * unit;
-}
-
+/* ---- opening */
 static int access_flags(uint32_t access)
 {
     int flags = IBV_ACCESS_LOCAL_WRITE;
@@ -156,7 +178,6 @@ static int access_flags(uint32_t access)
     return flags;
 }
 
-/* ---- opening */
 static struct tn_verbs_registration *make(struct tn_verbs *verbs, uint32_t rails, uint32_t spans)
 {
     struct tn_verbs_registration *made =
@@ -183,10 +204,10 @@ static int without(struct tn_verbs *verbs, struct tn_region *region, const char 
     return TN_OK;
 }
 
-static int begin(struct tn_verbs *verbs, struct tn_region *region, uint32_t rails, uint64_t span,
-                 uint32_t spans)
+static int begin(struct tn_verbs *verbs, struct tn_region *region, uint32_t rails,
+                 const struct tn_verbs_cut *cut)
 {
-    struct tn_verbs_registration *made = make(verbs, rails, spans);
+    struct tn_verbs_registration *made = make(verbs, rails, rails ? (uint32_t)cut->spans : 1);
     struct tn_verbs_opening *opening = calloc(1, sizeof(*opening));
     if (!made || !opening) {
         free(made);
@@ -195,7 +216,8 @@ static int begin(struct tn_verbs *verbs, struct tn_region *region, uint32_t rail
     }
     opening->region = region;
     opening->made = made;
-    opening->span = span;
+    opening->span = cut->span;
+    opening->skew = cut->skew;
     opening->memory = (struct tn_verbs_memory){
         .address = region->remote.address,
         .length = region->remote.length,
@@ -215,19 +237,20 @@ int tn_verbs_region_open(void *self, struct tn_region *region)
 {
     struct tn_verbs *verbs = self;
     uint32_t rails = atomic_load(&verbs->n_rails);
-    uint64_t length = region->remote.length;
-    uint64_t span = choose_span(length, smallest_limit(verbs, rails));
-    if (!length)
+    if (!region->remote.length)
         return without(verbs, region, "the region is empty");
-    uint64_t spans = span ? length / span + (length % span != 0) : UINT64_MAX;
-    if (rails && spans > TN_MAX_KEYS / rails) {
+    if (region->remote.memory == TN_MEMORY_DEVICE && verbs->host->gpu_direct == TN_GPU_DIRECT_OFF)
+        return without(verbs, region, "the setting gpu_direct is off");
+    struct tn_verbs_cut cut = tn_verbs_cut_region(verbs, region, rails);
+    if (rails && cut.spans > TN_MAX_KEYS / rails) {
         char why[TN_TEXT_BYTES];
         snprintf(why, sizeof(why),
                  "its %llu bytes need more than %d registrations of at most %llu bytes",
-                 (unsigned long long)length, TN_MAX_KEYS, (unsigned long long)span);
+                 (unsigned long long)region->remote.length, TN_MAX_KEYS,
+                 (unsigned long long)cut.span);
         return without(verbs, region, why);
     }
-    return begin(verbs, region, rails, span, rails ? (uint32_t)spans : 1);
+    return begin(verbs, region, rails, &cut);
 }
 
 static int publish_keys(struct tn_region *region, struct tn_verbs_registration *made,
@@ -240,6 +263,7 @@ static int publish_keys(struct tn_region *region, struct tn_verbs_registration *
         for (uint32_t i = 0; made->lkeys[rail] && i < made->spans; i++)
             region->keys[region->n_keys++] = atomic_load(&made->mrs[rail * made->spans + i])->rkey;
     region->remote.key_span = made->opening->span;
+    region->remote.key_skew = made->opening->skew;
     return TN_OK;
 }
 
@@ -249,8 +273,15 @@ static int refuse_all(const struct tn_verbs_opening *opening)
     return tn_fail_as(opening->status[0], opening->error[0], "%s", why ? why : "out of memory");
 }
 
+/* GPU memory that no NIC takes goes through host memory, if it may. */
+static bool may_be_staged(const struct tn_region *region, const struct tn_verbs *verbs)
+{
+    return region->remote.memory == TN_MEMORY_DEVICE &&
+           verbs->host->gpu_direct != TN_GPU_DIRECT_REQUIRE;
+}
+
 /* A rail has all of the region or nothing of it; a region that no rail could register is refused,
- * and one that some could lacks the others, visibly. */
+ * unless it can be staged, and one that some could lacks the others, visibly. */
 static int finish(struct tn_region *region, struct tn_verbs_registration *made)
 {
     uint32_t usable = 0;
@@ -267,7 +298,7 @@ static int finish(struct tn_region *region, struct tn_verbs_registration *made)
     region->missing = made->rails - usable;
     int status = TN_OK;
     if (made->rails && !usable)
-        status = refuse_all(made->opening);
+        status = may_be_staged(region, made->verbs) ? TN_OK : refuse_all(made->opening);
     else if (made->spans > 1)
         status = publish_keys(region, made, usable);
     end_opening(made);
@@ -317,6 +348,16 @@ int tn_verbs_region_revoke(struct tn_region *region)
     return drop(made);
 }
 
+static void describe_registration(const struct tn_region *region,
+                                  const struct tn_verbs_registration *made, const char *why,
+                                  char *out, size_t capacity)
+{
+    bool device = region->remote.memory == TN_MEMORY_DEVICE;
+    const char *how = !device ? "" : why ? " through peer memory; " : " through dma-buf";
+    snprintf(out, capacity, "%u registration%s%s%s%s", made->spans, made->spans == 1 ? "" : "s",
+             how, why ? why : "", atomic_load(&made->read_only) ? ", read-only memory" : "");
+}
+
 void tn_verbs_region_explain(void *self, struct tn_region *region, char *text, size_t capacity)
 {
     const struct tn_verbs *verbs = self;
@@ -328,9 +369,7 @@ void tn_verbs_region_explain(void *self, struct tn_region *region, char *text, s
         const struct tn_verbs_port *facts = &verbs->rails[i]->facts;
         char what[1024];
         if (made && made->lkeys[i])
-            snprintf(what, sizeof(what), "%u registration%s%s", made->spans,
-                     made->spans == 1 ? "" : "s",
-                     atomic_load(&made->read_only) ? ", read-only memory" : "");
+            describe_registration(region, made, made->why[i], what, sizeof(what));
         else
             snprintf(what, sizeof(what), "not registered: %s",
                      made && made->why[i] ? made->why[i] : "opened before the device was");

@@ -20,6 +20,13 @@ struct tn_verbs_memory {
     bool device;  /* the CPU cannot touch it */
     int dmabuf_fd;
     uint64_t dmabuf_offset;
+    char no_dmabuf[TN_TEXT_BYTES]; /* where there is none: why, or "" */
+};
+
+/* How a rail has device memory, and why not in the way that is tried before. */
+struct tn_verbs_rung {
+    bool by_address;
+    char why[TN_TEXT_BYTES];
 };
 
 /* region->provider_data[TN_PROVIDER_VERBS]. A region larger than a device takes at once has several
@@ -28,12 +35,20 @@ struct tn_verbs_registration {
     struct tn_verbs *verbs;
     uint32_t rails; /* that there were when it was made */
     uint32_t spans;
-    uint32_t lkeys[TN_MAX_RAILS];     /* of the first span; 0: the rail has none */
-    _Atomic bool read_only;           /* no RDMA read may land in it */
-    char *why[TN_MAX_RAILS];          /* why a rail has none; NULL otherwise */
+    uint32_t lkeys[TN_MAX_RAILS]; /* of the first span; 0: the rail has none */
+    _Atomic bool read_only;       /* no RDMA read may land in it */
+    /* Why a rail has none, or has device memory by its address only; else NULL. */
+    char *why[TN_MAX_RAILS];
     struct tn_verbs_opening *opening; /* while it is being made */
     _Atomic(struct ibv_mr *) mrs[];   /* rail by rail */
 };
+
+/* cut.c: see tn_remote.key_span; spans UINT64_MAX: it cannot be cut */
+struct tn_verbs_cut {
+    uint64_t span, skew, spans;
+};
+struct tn_verbs_cut tn_verbs_cut_region(const struct tn_verbs *verbs,
+                                        const struct tn_region *region, uint32_t rails);
 
 /* region.c */
 int tn_verbs_region_open(void *self, struct tn_region *region);
@@ -50,7 +65,8 @@ static inline uint32_t tn_verbs_lkey(const struct tn_region *region, uint32_t ra
     const struct tn_verbs_registration *made = region->provider_data[TN_PROVIDER_VERBS];
     if (!region->remote.key_span)
         return made->lkeys[rail];
-    uint64_t span = (address - region->remote.address) / region->remote.key_span;
+    uint64_t offset = region->remote.key_skew + (address - region->remote.address);
+    uint64_t span = offset / region->remote.key_span;
     return atomic_load_explicit(&made->mrs[rail * made->spans + span], memory_order_relaxed)->lkey;
 }
 /* The key of remote memory; 0: the peer has none for the rail. `keys` is the batch's. */
@@ -62,12 +78,14 @@ static inline uint32_t tn_verbs_rkey(const struct tn_remote *remote, const uint3
     uint64_t row = 0;
     for (uint32_t i = 0; i < rail; i++)
         row += remote->rkeys[i] != 0;
-    return keys[remote->keys_at + row * tn_remote_spans(remote) + offset / remote->key_span];
+    uint64_t span = (remote->key_skew + offset) / remote->key_span;
+    return keys[remote->keys_at + row * tn_remote_spans(remote) + span];
 }
 
 /* registration.c */
+/* `rung`, of device memory only, may be NULL. */
 int tn_verbs_register(struct tn_verbs_rail *rail, const struct tn_verbs_memory *memory,
-                      struct ibv_mr **out);
+                      struct tn_verbs_rung *rung, struct ibv_mr **out);
 bool tn_verbs_deregister(struct tn_verbs_rail *rail,
                          struct ibv_mr *mr); /* false: it is still in force */
 

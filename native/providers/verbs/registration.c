@@ -92,10 +92,12 @@ static const char *dmabuf_reason(const struct tn_verbs_rail *rail, int error)
 /* Device memory: as a dma-buf where there is one; then as an address, which a peer-memory module
  * (nvidia-peermem, amdgpu's) understands. Never as host memory. */
 static int reg_device(struct tn_verbs_rail *rail, const struct tn_verbs_memory *memory,
-                      struct ibv_mr **out)
+                      struct tn_verbs_rung *rung, struct ibv_mr **out)
 {
-    char first[240] = "no dma-buf was given";
+    char first[TN_TEXT_BYTES];
     int error, last;
+    snprintf(first, sizeof(first), "%s",
+             memory->no_dmabuf[0] ? memory->no_dmabuf : "no dma-buf was given");
     if (memory->dmabuf_fd >= 0) {
         *out = reg(rail, memory, reg_dmabuf, &error);
         if (*out)
@@ -104,6 +106,10 @@ static int reg_device(struct tn_verbs_rail *rail, const struct tn_verbs_memory *
                  dmabuf_reason(rail, error));
     }
     *out = reg(rail, memory, reg_host, &last);
+    if (*out && rung) {
+        rung->by_address = true;
+        memcpy(rung->why, first, sizeof(rung->why));
+    }
     if (*out)
         return TN_OK;
     tn_verbs_refused(rail, memory, last);
@@ -116,12 +122,12 @@ static int reg_device(struct tn_verbs_rail *rail, const struct tn_verbs_memory *
 }
 
 int tn_verbs_register(struct tn_verbs_rail *rail, const struct tn_verbs_memory *memory,
-                      struct ibv_mr **out)
+                      struct tn_verbs_rung *rung, struct ibv_mr **out)
 {
     struct ibv_mr *mr;
     int error, status = TN_OK;
     if (memory->device) {
-        status = reg_device(rail, memory, &mr);
+        status = reg_device(rail, memory, rung, &mr);
     } else {
         mr = reg(rail, memory, reg_host, &error);
         if (!mr)

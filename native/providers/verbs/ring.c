@@ -70,9 +70,9 @@ int tn_verbs_ring_open(struct tn_verbs_link *link, struct tn_verbs_rail *rail)
                                   .length = link->ring_bytes - ring,
                                   .flags = IBV_ACCESS_LOCAL_WRITE};
     if (!link->ring_mrs[at])
-        status = tn_verbs_register(rail, &in, &link->ring_mrs[at]);
+        status = tn_verbs_register(rail, &in, NULL, &link->ring_mrs[at]);
     if (status == TN_OK)
-        status = tn_verbs_register(rail, &out, &link->staged_mrs[at]);
+        status = tn_verbs_register(rail, &out, NULL, &link->staged_mrs[at]);
     return status;
 }
 

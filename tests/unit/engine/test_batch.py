@@ -150,7 +150,7 @@ def test_key_tables_are_placed_one_after_another():
     for number, spans in ((1, 3), (2, 0), (3, 2)):
         length, span = (spans * 4096, 4096) if spans else (100, 0)
         native = NATIVE.pack(
-            number, 1, b"k" * 16, 0, length, 0, 0, 3, number, *[0] * 7, span, 0, number % 2
+            number, 1, b"k" * 16, 0, length, 0, 0, 3, number, *[0] * 7, span, 0, 0, number % 2
         )
         keys = struct.pack(f"<{spans}I", *range(10 * number, 10 * number + spans))
         owners.append(Owner.make(b"i" * 16, (), native, keys))

@@ -52,13 +52,14 @@ def test_structs_are_as_the_cdef_says(struct):
 def test_packed_structs_have_the_size_and_order_of_c():
     assert ffi.sizeof("struct tn_remote") == NATIVE.size
     assert ffi.sizeof("struct tn_range") == RANGE.size
-    values = (1, 2, b"k" * 16, 4, 5, 6, 7, 3, *range(10, 18), 20, 21, 1)
+    values = (1, 2, b"k" * 16, 4, 5, 6, 7, 3, *range(10, 18), 20, 19, 21, 1)
     remotes = ffi.from_buffer("struct tn_remote[]", NATIVE.pack(*values))
     remote = remotes[0]  # does not keep the bytes, `remotes` does
     assert (remote.number, remote.generation, remote.address, remote.length) == (1, 2, 4, 5)
     assert (remote.segment_offset, remote.segment, remote.access) == (6, 7, 3)
     assert (bytes(ffi.buffer(remote.key)), list(remote.rkeys)) == (b"k" * 16, list(range(10, 18)))
-    assert (remote.key_span, remote.keys_at, remote.memory) == (20, 21, 1)
+    assert (remote.key_span, remote.key_skew) == (20, 19)
+    assert (remote.keys_at, remote.memory) == (21, 1)
     rows = ffi.from_buffer("struct tn_range[]", RANGE.pack(1, 2, 3, 4, 5, -6, -7, 8, 0))
     row = rows[0]
     assert (row.local_address, int(ffi.cast("uintptr_t", row.local_region))) == (1, 2)

@@ -19,7 +19,7 @@ from transport.types import Access
 
 
 def owner(length=4096, access=3, key=b"k" * 16, incarnation=b"i" * 16, address=0x1000):
-    native = NATIVE.pack(7, 9, key, address, length, 0, 0xFFFFFFFF, access, *range(8), 0, 0, 0)
+    native = NATIVE.pack(7, 9, key, address, length, 0, 0xFFFFFFFF, access, *range(8), 0, 0, 0, 0)
     return Owner.make(incarnation, ("unix:@x", "10.0.0.1:80"), native)
 
 
@@ -229,10 +229,10 @@ def test_slices_that_are_none(index):
 
 
 # ------------------------------------------------------------------------------------- key tables
-def native_with_keys(length=10_000, span=4096, rkeys=(5, 0, 6), keys_at=0, memory=0):
+def native_with_keys(length=10_000, span=4096, rkeys=(5, 0, 6), skew=0, keys_at=0, memory=0):
     rkeys = (*rkeys, *[0] * (8 - len(rkeys)))
     return NATIVE.pack(
-        7, 9, b"k" * 16, 0x1000, length, 0, 0xFFFFFFFF, 3, *rkeys, span, keys_at, memory
+        7, 9, b"k" * 16, 0x1000, length, 0, 0xFFFFFFFF, 3, *rkeys, span, skew, keys_at, memory
     )
 
 
@@ -267,6 +267,8 @@ def test_a_key_table_travels(way):
         {"rkeys": (0,)},
         {"rkeys": (1, 2, 3)},
         {"keys_at": 1},
+        {"skew": 4096},
+        {"skew": 4000},  # a span more than the table has
         {"memory": 3},
     ],
     ids=str,
@@ -287,5 +289,5 @@ def test_the_largest_key_table_is_refused_beyond_its_bound():
 
 
 def test_a_handle_of_another_version_is_named_so():
-    with pytest.raises(InvalidUse, match="version 1 is not 2"):
+    with pytest.raises(InvalidUse, match="version 1 is not 3"):
         RemoteRegion.from_bytes(msgspec.msgpack.encode([1, b"i" * 16, [], b"n" * 96, 0, None, []]))
