@@ -102,7 +102,7 @@ native: setup test-system ## C unit programs: plain, ASan with UBSan, TSan, valg
 	scripts/pytest-layer.sh native
 
 # The layers that are folders under tests/; a layer that has no tests yet says so.
-PYTEST_LAYERS := unit contract processes adapters fuzz gpu
+PYTEST_LAYERS := unit contract processes adapters fuzz
 $(PYTEST_LAYERS): setup fakes
 	scripts/pytest-layer.sh $@
 unit: ## pure logic
@@ -110,7 +110,11 @@ contract: ## every provider against every rule
 processes: ## real processes: kill -9, fork, many peers
 adapters: ## other people's runtimes
 fuzz: ## decoders against arbitrary bytes (Python side; C side in native)
-gpu: ## the GPU paths, on a GPU or on the driver double
+
+# A process has one GPU driver.
+gpu: setup fakes ## the GPU paths, on the doubles of both drivers, and on a GPU where there is one
+	scripts/pytest-layer.sh gpu
+	TN_GPU_DOUBLE=rocm scripts/pytest-layer.sh gpu --junitxml=build/reports/gpu-rocm.xml
 
 test-rdma: setup ## the same tests over real kernel verbs in the guest
 	$(MAKE) -s -C native $(PARALLEL) $(CURDIR)/build/native/test/tests/test_verbs_rig

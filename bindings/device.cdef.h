@@ -17,6 +17,8 @@ enum tn_device_kind {
 };
 int tn_device_extent(uint64_t address, uint64_t bytes, struct tn_device_extent *out);
 
+int tn_device_dmabuf(uint64_t address, uint64_t bytes, int *fd, uint64_t *offset);
+
 struct tn_device_segment;
 int tn_device_segment_open(int device, uint64_t bytes, struct tn_device_segment **out);
 uint64_t tn_device_segment_address(struct tn_device_segment *segment);

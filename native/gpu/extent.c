@@ -22,6 +22,23 @@ static uint64_t greatest_common(uint64_t a, uint64_t b)
     return a;
 }
 
+/* A piece, with a name of ours where it is a segment of ours: not every driver gives one. */
+static int look(uint64_t address, uint64_t bytes, struct tn_gpu_pointer *piece, bool *ours)
+{
+    int status = tn_gpu_pointer(address, piece);
+    if (status != TN_OK)
+        return status;
+    if (!piece->bytes) { /* a driver that does not tell */
+        piece->base = address;
+        piece->bytes = bytes ? bytes : 1;
+    }
+    uint64_t serial = piece->kind == TN_GPU_DEVICE ? tn_device_segment_serial(address) : 0;
+    if (serial)
+        piece->buffer = serial;
+    *ours = serial != 0;
+    return TN_OK;
+}
+
 /* Mixes what tells an allocation from any other into what is known of those before it. */
 static uint64_t mix(uint64_t identity, const struct tn_gpu_pointer *piece)
 {
@@ -62,31 +79,28 @@ int tn_device_extent(uint64_t address, uint64_t bytes, struct tn_device_extent *
 {
     struct tn_gpu_pointer piece;
     struct tn_device_extent extent = {.device = -1};
-    int status = tn_gpu_pointer(address, &piece);
+    bool ours;
+    int status = look(address, bytes, &piece, &ours);
     if (status != TN_OK)
         return status;
-    if (!piece.bytes) { /* a driver that does not tell */
-        piece.base = address;
-        piece.bytes = bytes ? bytes : 1;
-    }
     if (piece.kind == TN_GPU_DEVICE || piece.kind == TN_GPU_MANAGED)
         begin(&extent, &piece);
     else
         extent.kind = piece.kind;
+    extent.pooled = ours;
     uint64_t last = address + (bytes ? bytes - 1 : 0);
     while (extent.pieces && last - extent.base >= extent.bytes) {
-        status = tn_gpu_pointer(extent.base + extent.bytes, &piece);
+        status = look(extent.base + extent.bytes, 0, &piece, &ours);
         if (status == TN_OK)
             status = join(&extent, &piece);
         if (status != TN_OK)
             return status;
     }
-    extent.pooled = extent.pieces && tn_device_segment_has(extent.base);
     *out = extent;
     return TN_OK;
 }
 
-int tn_gpu_dmabuf_of(uint64_t address, uint64_t bytes, int *fd, uint64_t *offset)
+int tn_device_dmabuf(uint64_t address, uint64_t bytes, int *fd, uint64_t *offset)
 {
     struct tn_gpu_pointer piece;
     int status = tn_gpu_pointer(address, &piece);

@@ -19,7 +19,7 @@ struct room {
 static struct {
     pthread_mutex_t lock;
     struct room rooms[MOST_DEVICES];
-    uint64_t open, ended;
+    uint64_t open, ended, made;
 } table = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 /* Addresses cost nothing, but a driver may give out fewer. */
@@ -79,6 +79,7 @@ static int place(struct tn_device_segment *segment, uint64_t granularity)
     if (status == TN_OK) {
         tn_list_append(before, &segment->node); /* that is: before it */
         table.open++;
+        segment->serial = ++table.made;
     }
     return status;
 }
@@ -189,12 +190,13 @@ static struct tn_device_segment *find(uint64_t address)
     return NULL;
 }
 
-bool tn_device_segment_has(uint64_t address)
+uint64_t tn_device_segment_serial(uint64_t address)
 {
     pthread_mutex_lock(&table.lock);
-    bool has = find(address) != NULL;
+    const struct tn_device_segment *segment = find(address);
+    uint64_t serial = segment ? segment->serial : 0;
     pthread_mutex_unlock(&table.lock);
-    return has;
+    return serial;
 }
 
 /* ---- torch's allocator: see transport/device.h */

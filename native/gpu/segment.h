@@ -10,6 +10,7 @@
 struct tn_device_segment {
     struct tn_list node;
     uint64_t address, bytes, handle;
+    uint64_t serial; /* no other one of this process ever has it */
     int32_t device;
     uint32_t generation;         /* of forked children */
     _Atomic uint32_t references; /* the owner's, and one for each block that somebody holds */

@@ -164,9 +164,9 @@ class GpuDouble:
         """A kernel that writes."""
         self.call(
             "cuMemsetD8Async",
-            "hipMemsetD8Async",
+            "hipMemsetAsync",
             _U64(address),
-            ctypes.c_ubyte(value),
+            ctypes.c_int(value),
             ctypes.c_size_t(nbytes),
             ctypes.c_void_p(stream),
         )

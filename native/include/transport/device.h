@@ -26,6 +26,11 @@ enum tn_device_kind {
 /* TN_INVALID: it lies on several devices, or some of it is no GPU's. */
 int tn_device_extent(uint64_t address, uint64_t bytes, struct tn_device_extent *out);
 
+/* A dma-buf of the whole allocation round some memory, which must lie in one, and where in it the
+ * memory begins. TN_UNAVAILABLE and why where the driver gives none. It is closed with
+ * tn_gpu_dmabuf_close; close() does on all but ROCm before 7. */
+int tn_device_dmabuf(uint64_t address, uint64_t bytes, int *fd, uint64_t *offset);
+
 /* ---- memory of our own: a segment is physical memory of one GPU, mapped, which peers can have by
  * a descriptor and NICs where they can. All segments of a GPU lie in one large range of addresses,
  * so that more memory never moves what is there. */

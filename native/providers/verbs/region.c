@@ -60,7 +60,7 @@ static int register_device(struct tn_verbs_rail *rail, struct tn_verbs_opening *
     int made = -1;
     tn_gpu_sync_memops(part->address); /* else a copy may overtake what the NIC does to it */
     if (part->dmabuf_fd < 0) {
-        if (tn_gpu_dmabuf_of(part->address, part->length, &made, &part->dmabuf_offset) == TN_OK)
+        if (tn_device_dmabuf(part->address, part->length, &made, &part->dmabuf_offset) == TN_OK)
             part->dmabuf_fd = made;
         else
             snprintf(part->no_dmabuf, sizeof(part->no_dmabuf), "%s", tn_last_error());
