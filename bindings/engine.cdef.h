@@ -184,6 +184,20 @@ struct tn_run_outcome {
 int tn_transfer_run(struct tn_transfer *transfer, uint64_t lifetime_ns, uint64_t timeout_ns,
                     struct tn_run_outcome *run);
 int tn_transfer_run_at_once(struct tn_transfer *transfer);
+struct tn_step {
+    struct tn_transfer *const *transfers;
+    uint64_t count;
+    const void *found, *expected;
+    uint64_t bytes;
+    ...;
+};
+struct tn_sequence {
+    const struct tn_step *steps;
+    uint64_t count, at, begun;
+    ...;
+};
+int tn_sequence_run(struct tn_sequence *sequence, uint64_t lifetime_ns, uint64_t timeout_ns);
+uint64_t tn_transfer_way(struct tn_transfer *transfer);
 int tn_transfer_seal(struct tn_transfer *transfer);
 
 int tn_queue_open(struct tn_engine *engine, struct tn_queue **out);

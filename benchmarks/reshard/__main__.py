@@ -33,7 +33,8 @@ def main() -> None:
     # Ended from outside it still ends what it has started, which a rival's own processes need.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     case = Case(arguments.model, arguments.source, arguments.target)
-    found = [Found(way) for way in WAYS if arguments.only in way.name]
+    words = arguments.only.split(",")
+    found = [Found(way) for way in WAYS if any(word in way.name for word in words)]
     groups: dict[str, Group] = {}
     try:
         for it in found:
@@ -64,7 +65,12 @@ def _arguments() -> argparse.Namespace:
     option("--from", dest="source", default="fsdp=4", help="one mesh dimension (fsdp=4)")
     option("--to", dest="target", default="tp=2", help="one mesh dimension (tp=2)")
     option("--rounds", type=int, default=5, help="turns of each way after its first (5)")
-    option("--only", default="", metavar="TEXT", help="ways whose names have this in them")
+    option(
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="ways whose names have one of these in them: TEXT,TEXT",
+    )
     option("--quick", action="store_true", help="installs nothing")
     option("--out", type=Path, default=BUILD / "reports", help="folder (build/reports)")
     return parser.parse_args()

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 # Monarch's extension names these; without a driver they must be there and fail.
 _DRIVER = ("cuDeviceGet", "cuDeviceGetAttribute", "cuMemGetHandleForAddressRange",
            "cuPointerGetAttribute")  # fmt: skip
+_STORES = {"plain": "memcpy", "streaming": "streaming"}
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 
 
@@ -46,7 +47,14 @@ def _ours(name: str, memory: str, how: str, phases: tuple[tuple[str, str], ...])
     return Way(name, "drive_ours.py", phases, {"memory": memory, "how": how}, "ours")
 
 
+def _bare(kind: str) -> Way:
+    name = f"bare copies, {kind} stores"
+    return Way(name, "drive_bare.py", (("load", "target"),), {"kind": _STORES[kind]}, "limit")
+
+
 WAYS = (
+    _bare("plain"),
+    _bare("streaming"),
     _ours("ours, live versions", "pool", "live", (("load", "target"),)),
     _ours("ours, snapshots", "pool", "snapshot", _SAVE_LOAD),
     _ours("ours, plan alone", "pool", "plan", (("load", "target"),)),

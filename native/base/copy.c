@@ -12,31 +12,33 @@
 
 #include "base/status.h"
 
-typedef void (*copy_function)(uint8_t *to, const uint8_t *from, size_t bytes);
+/* `ahead` is what will be read soon. */
+typedef void (*copy_function)(uint8_t *to, const uint8_t *from, size_t bytes, const uint8_t *ahead);
 
 /* Shorter parts of a large total are not worth the fence and the unaligned ends; shorter pieces,
  * which share a fence, not the ends. */
 #define STREAM_LEAST 4096
 #define STREAM_LEAST_PIECE 512
 
+/* Bytes within one piece: far enough ahead to hide the latency of memory, which wide loads alone do
+ * not, for the buffers are larger than what the hardware's own prefetcher looks ahead. It may reach
+ * beyond the end: prefetch does not fault. */
+#define AHEAD 4096
+
 #ifdef __x86_64__
 #include <immintrin.h>
 
-/* Far enough ahead to hide the latency of memory, which wide loads alone do not: the buffers are
- * larger than what the hardware's own prefetcher looks ahead. It may reach beyond the end: prefetch
- * does not fault. */
-#define AHEAD 4096
-
 #define PREFETCH_LINES(lines)                       \
     for (int line = 0; line < (int)(lines); line++) \
-    _mm_prefetch((const char *)(from + AHEAD + 64 * line), _MM_HINT_T0)
+    _mm_prefetch((const char *)(ahead + 64 * line), _MM_HINT_T0)
 
 /* One per vector width, four vectors at a time; the destination is aligned to a cache line. */
 #define STREAM_KERNEL(name, isa, vector, load, store)                                             \
-    __attribute__((target(isa))) static void name(uint8_t *to, const uint8_t *from, size_t bytes) \
+    __attribute__((target(isa))) static void name(uint8_t *to, const uint8_t *from, size_t bytes, \
+                                                  const uint8_t *ahead)                           \
     {                                                                                             \
         const size_t wide = sizeof(vector), step = 4 * wide;                                      \
-        for (; bytes >= step; to += step, from += step, bytes -= step) {                          \
+        for (; bytes >= step; to += step, from += step, ahead += step, bytes -= step) {           \
             PREFETCH_LINES(step / 64);                                                            \
             vector a = load((const void *)from), b = load((const void *)(from + wide));           \
             vector c = load((const void *)(from + 2 * wide));                                     \
@@ -68,8 +70,9 @@ static copy_function choose_stream(void)
 
 #elif defined(__aarch64__)
 
-static void stream_stnp(uint8_t *to, const uint8_t *from, size_t bytes)
+static void stream_stnp(uint8_t *to, const uint8_t *from, size_t bytes, const uint8_t *ahead)
 {
+    (void)ahead;
     for (; bytes >= 64; to += 64, from += 64, bytes -= 64)
         __asm__ volatile("ldp q0, q1, [%1]\n\t"
                          "ldp q2, q3, [%1, #32]\n\t"
@@ -155,25 +158,25 @@ size_t tn_copy_threshold(void)
     return threshold;
 }
 
-static void stream_piece(uint8_t *to, const uint8_t *from, size_t bytes)
+static void stream_piece(uint8_t *to, const uint8_t *from, size_t bytes, const uint8_t *ahead)
 {
     size_t head = (size_t)(-(uintptr_t)to & 63);
     if (head > bytes)
         head = bytes;
     memcpy(to, from, head);
-    stream(to + head, from + head, bytes - head);
+    stream(to + head, from + head, bytes - head, ahead + head);
 }
 
 static void copy_streaming(uint8_t *to, const uint8_t *from, size_t bytes)
 {
-    stream_piece(to, from, bytes);
+    stream_piece(to, from, bytes, from + AHEAD);
     settle();
 }
 
-void tn_copy_short_piece(void *to, const void *from, size_t bytes)
+void tn_copy_short_piece(void *to, const void *from, size_t bytes, const void *ahead)
 {
     if (bytes >= STREAM_LEAST_PIECE)
-        stream_piece(to, from, bytes);
+        stream_piece(to, from, bytes, ahead);
     else if (bytes)
         memcpy(to, from, bytes);
 }

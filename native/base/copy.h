@@ -44,12 +44,16 @@ static inline void tn_copy_by(struct tn_copy_plan plan, void *to, const void *fr
 }
 /* One of many pieces of a transfer; what was copied is there for others after tn_copy_settle. */
 #define TN_COPY_SHORT ((size_t)16 << 10)
-void tn_copy_short_piece(void *to, const void *from, size_t bytes);
+/* So many pieces on is what is fetched meanwhile: the hardware does not see where short rows go on.
+ */
+#define TN_COPY_AHEAD 8
+void tn_copy_short_piece(void *to, const void *from, size_t bytes, const void *ahead);
 void tn_copy_settle(struct tn_copy_plan plan);
-static inline void tn_copy_piece(struct tn_copy_plan plan, void *to, const void *from, size_t bytes)
+static inline void tn_copy_piece(struct tn_copy_plan plan, void *to, const void *from, size_t bytes,
+                                 const void *ahead)
 {
     if (plan.rows && bytes < TN_COPY_SHORT)
-        tn_copy_short_piece(to, from, bytes);
+        tn_copy_short_piece(to, from, bytes, ahead);
     else
         tn_copy_by(plan, to, from, bytes);
 }

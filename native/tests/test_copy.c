@@ -146,7 +146,8 @@ static void test_pieces(void)
             struct tn_copy_plan plan = {.rows = streaming && tn_copy_threshold() < SIZE_MAX};
             memset(to, 0xEE, ROWS * step);
             for (size_t row = 0; row < ROWS; row++)
-                tn_copy_piece(plan, to + row * step, from + 2 * row * step, size);
+                tn_copy_piece(plan, to + row * step, from + 2 * row * step, size,
+                              from + 2 * (row + 1) * step);
             tn_copy_settle(plan);
             for (size_t row = 0; row < ROWS; row++) {
                 CHECK(memcmp(to + row * step, from + 2 * row * step, size) == 0);
@@ -155,7 +156,7 @@ static void test_pieces(void)
             }
         }
     }
-    tn_copy_piece((struct tn_copy_plan){.rows = true}, NULL, NULL, 0);
+    tn_copy_piece((struct tn_copy_plan){.rows = true}, NULL, NULL, 0, NULL);
     free(to);
     free(from);
 }

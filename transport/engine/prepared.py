@@ -96,6 +96,7 @@ class Prepared(Transfer, Closing):
         "_sole",
         "_sources",
         "_watched",
+        "_way",
     )
 
     def __init__(
@@ -123,6 +124,7 @@ class Prepared(Transfer, Closing):
         self._sources = sources
         self._watched = watched  # False: somebody else checks the sources
         self._loose = watched and sources.loose
+        self._way: tuple[int, str] | None = None  # what C calls it, and in words
         super().__init__(parent, core, [], pins)
 
     # ------------------------------------------------------------------------------------- running
@@ -205,6 +207,16 @@ class Prepared(Transfer, Closing):
     def runs(self) -> int:
         """How often it was started."""
         return self._runs
+
+    @property
+    def way(self) -> str:
+        """How the last run was carried, as in "shm (mapped)"."""
+        if self._sole is None:
+            return f"{self.provider} ({self.path})"
+        number = lib.tn_transfer_way(self._sole)
+        if self._way is None or self._way[0] != number:
+            self._way = number, f"{self.provider} ({self.path})"
+        return self._way[1]
 
     @property
     def quiet(self) -> bool:

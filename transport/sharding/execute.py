@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transport.engine.batch import READ, WRITE
+from transport.engine.sequence import Step, Steps
 from transport.errors import InvalidUse, LayoutError, PeerError, PeerLost, StaleRegion, Status
 from transport.sharding.binding import Binding
 from transport.sharding.convert import check_convertible
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from transport.engine.engine import Engine
+    from transport.engine.prepared import Prepared
     from transport.errors import TransportError
     from transport.memory.region import Region
     from transport.memory.remote import RemoteRegion
@@ -82,6 +84,7 @@ class Execution(Closing):
         self._stage: Stage | None = None
         self._parcels: list[Parcel] = []
         self._spare: list[Parcel] = []  # instead of a lost rank's, for the run in which it was lost
+        self._steps: Steps | None = None
         self._outdated = False
         self._closed = False
         try:
@@ -118,7 +121,10 @@ class Execution(Closing):
         be replaced. Whatever is raised, Ctrl-C included: nothing moves any more then, what has come
         is unspecified, and another run may follow.
         """
-        return self.start(deadline).wait(progress)
+        run = self.begin(deadline)
+        if progress is None and (steps := self._at_once()) is not None:
+            run.together(steps)
+        return run.wait(progress)
 
     def start(self, deadline: float | None = None) -> Run:
         """Begins a run and returns at once, with as much under way as may be in flight.
@@ -126,6 +132,12 @@ class Execution(Closing):
         The rest is done by the thread that waits for it: `start(deadline).wait(progress)` is
         `run`. Raises InvalidUse while the run before is not over.
         """
+        run = self.begin(deadline)
+        run.launch()
+        return run
+
+    def begin(self, deadline: float | None = None, *, wary: bool = False) -> Run:
+        """A run of which nothing is under way yet; see Run for `wary`. Raises as `start`."""
         settings = self._engine._core.settings
         limit = check_timeout(deadline)
         seconds = settings.deadline if limit is None else limit
@@ -135,15 +147,24 @@ class Execution(Closing):
             if self._run is not None and not self._run.over:
                 raise InvalidUse("the run before is not over; wait for it, or cancel it and wait")
             self._binding.sources.check()
-            for parcel in (*self._parcels, *self._spare):  # of a run that was cut short
-                parcel.wait_quiet(seconds)
+            if self._run is None or not self._run.complete:
+                for parcel in (*self._parcels, *self._spare):
+                    parcel.wait_quiet(seconds)
             if self._outdated:
                 self._prepare()
-            total = sum(parcel.nbytes for parcel in self._parcels)
             inflight = settings.reshard_inflight
-            run = self._run = Run(self._parcels, inflight, seconds, self._replace, total)
-        run.launch()
-        return run
+            self._run = Run(self._parcels, inflight, seconds, self._replace, wary=wary)
+            return self._run
+
+    @property
+    def transfers(self) -> Sequence[Prepared] | None:
+        """One for each parcel, where all may be under way at once and need nothing after it; they
+        are others after a rank was lost."""
+        if self._outdated or any(parcel.slot is not None for parcel in self._parcels):
+            return None
+        total = sum(parcel.nbytes for parcel in self._parcels)
+        inflight = self._engine._core.settings.reshard_inflight
+        return [it.transfer for it in self._parcels] if total <= inflight else None
 
     def cancel(self) -> None:
         """Ends the run that is under way, from any thread: it raises Cancelled."""
@@ -180,6 +201,16 @@ class Execution(Closing):
         close_all(self._parcels, self._spare)
         self._parcels = self._parcels_of(self._binding.cut(self._plan))
         self._outdated = False
+        self._steps = None
+
+    def _at_once(self) -> Steps | None:
+        """All of it by one call into C, where that can be."""
+        steps = self._steps
+        if steps is None or not steps.done:  # a peer may have been found anew meanwhile
+            transfers = self.transfers
+            steps = None if transfers is None else Steps(self._engine._core, [Step(transfers)])
+            self._steps = steps
+        return steps
 
     def _parcels_of(self, cut: Cut) -> list[Parcel]:
         bound = self._binding.bind(cut)

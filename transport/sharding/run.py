@@ -25,6 +25,7 @@ from transport.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from transport.engine.sequence import Steps
     from transport.sharding.parcels import Parcel
 
     Progress = Callable[[int, int], object]
@@ -57,10 +58,19 @@ class Report:
 
 
 class Run:
-    """A plan that is being carried out once. Made by `Execution.start`."""
+    """A plan that is being carried out once. Made by `Execution.start`.
+
+    With `wary` nothing is kept of what a lost source has given: others bring that, too.
+    """
 
     def __init__(
-        self, parcels: Sequence[Parcel], limit: int, seconds: float, replace: Replace, total: int
+        self,
+        parcels: Sequence[Parcel],
+        limit: int,
+        seconds: float,
+        replace: Replace,
+        *,
+        wary: bool = False,
     ) -> None:
         # Those that stop in staging memory on the way wait for room there, and hold up no others.
         self._queues = tuple(
@@ -72,8 +82,11 @@ class Run:
         self._began = time.monotonic()
         self._end = self._began + seconds
         self._replace = replace
-        self._total = total
+        self._total = sum(parcel.nbytes for parcel in parcels)
         self._moved = 0
+        self._landed: list[Parcel] | None = [] if wary else None
+        self._steps: Steps | None = None
+        self._complete = False
         self._in_flight = 0
         self._cancelled = False
         self._carried: dict[str, int] = {}
@@ -85,6 +98,11 @@ class Run:
         """Whether nothing is left to be done."""
         return not (self._flying or any(self._queues))
 
+    @property
+    def complete(self) -> bool:
+        """Whether all has come, so that nothing can move any more."""
+        return self._complete
+
     def wait(self, progress: Progress | None = None) -> Report:
         """Does the rest, in this thread. Raises what went wrong, once nothing moves any more."""
         try:
@@ -95,17 +113,57 @@ class Run:
                     self._reap(self._next_done(), progress)
             self._check()
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
         seconds = time.monotonic() - self._began
+        self._complete = not self._lost_ranks
         ranks, lost = tuple(sorted(self._ranks)), tuple(self._lost_ranks)
         return Report(sum(self._carried.values()), seconds, dict(self._carried), ranks, lost)
+
+    def together(self, steps: Steps, at: int = 0) -> int:
+        """Begins it as step `at` of what C does in one go, and returns how many steps are done.
+
+        Where all parcels fit in flight. Follow it by `wait`, which goes on where that has stopped.
+        """
+        direct = self._queues[_BOTH.index(False)]
+        self._flying.extend(direct)  # for who cancels it meanwhile
+        self._in_flight = self._total
+        direct.clear()
+        self._steps = steps
+        try:
+            steps.run(self._left())
+        except BaseException:
+            self.abandon()
+            raise
+        flying, begun = self._flying, steps.begun if steps.at == at else 0
+        if steps.at > at:
+            self._flying = []
+            for parcel in flying:
+                self._count(parcel)
+        else:
+            self._flying = flying[:begun]
+            direct.extend(flying[begun:])
+        self._in_flight = sum(parcel.nbytes for parcel in self._flying)
+        return steps.at
 
     def cancel(self) -> None:
         """Any thread may; the one that waits raises Cancelled then."""
         self._cancelled = True
+        if self._steps is not None:
+            self._steps.stopped = True
         for parcel in list(self._flying):
             parcel.cancel()
+
+    def abandon(self) -> None:
+        """Cancels what is under way and waits, for a while, until none of it can move a byte."""
+        for queue in self._queues:
+            queue.clear()
+        for parcel in self._flying:
+            parcel.cancel()
+        end = time.monotonic() + _PATIENCE
+        for parcel in self._flying:
+            parcel.wait_quiet(max(end - time.monotonic(), 0.0))
+        self._flying.clear()
 
     def launch(self) -> None:
         """Begins as much as may be in flight at a time."""
@@ -114,7 +172,7 @@ class Run:
                 while queue and not self._cancelled and self._fits(queue[0]):
                     self._begin(queue.popleft())
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
 
     # -------------------------------------------------------------------------------------- inside
@@ -165,12 +223,17 @@ class Run:
             return
         parcel.finish(self._left())
         self._land(parcel)
-        how = f"{parcel.transfer.provider} ({parcel.transfer.path})"
+        self._count(parcel)
+        if progress is not None:
+            progress(self._moved, self._total)
+
+    def _count(self, parcel: Parcel) -> None:
+        if self._landed is not None:
+            self._landed.append(parcel)
+        how = parcel.transfer.way
         self._carried[how] = self._carried.get(how, 0) + parcel.nbytes
         self._ranks.add(parcel.rank)
         self._moved = min(self._moved + parcel.nbytes, self._total)
-        if progress is not None:
-            progress(self._moved, self._total)
 
     def _land(self, parcel: Parcel) -> None:
         self._flying.remove(parcel)
@@ -190,17 +253,7 @@ class Run:
             others = [it for it in queue if it.rank != parcel.rank]
             queue.clear()
             queue.extend(others)
+        missing += [it for it in self._landed or () if it.rank == parcel.rank]
         self._lost_ranks[parcel.rank] = None
         for it in self._replace(parcel.rank, missing, error):
             self._queues[_BOTH.index(bool(it.slot))].append(it)
-
-    def _abandon(self) -> None:
-        """Cancels what is under way and waits, for a while, until none of it can move a byte."""
-        for queue in self._queues:
-            queue.clear()
-        for parcel in self._flying:
-            parcel.cancel()
-        end = time.monotonic() + _PATIENCE
-        for parcel in self._flying:
-            parcel.wait_quiet(max(end - time.monotonic(), 0.0))
-        self._flying.clear()

@@ -58,16 +58,13 @@ class Group:
         self.returned = False  # whether an address that gave nothing does so since
         self.late = False  # whether for some of them that is only that there was no time
         self.sources: dict[int, Source] = {}
+        self.missing: frozenset[int] = frozenset()
+        """Ranks that take part in the layout and were not found."""
 
     @property
     def layout(self) -> StateLayout:
         assert self._layout is not None, "join() comes first"
         return self._layout
-
-    @property
-    def missing(self) -> frozenset[int]:
-        """Ranks that take part in the layout and were not found."""
-        return frozenset(self.layout.ranks) - self.sources.keys()
 
     def join(self, clock: Clock) -> None:
         """Asks all addresses (again), and takes a seat with each that answers.
@@ -86,6 +83,7 @@ class Group:
         self.sources = {source.rank: source for source in found}
         if self._layout is None or self._layout.key != found[0].layout_key:
             self._layout = read_layout(self._engine, found[0], clock)
+        self.missing = frozenset(self._layout.ranks) - self.sources.keys()
 
     def seek(self) -> None:
         """Looks, now and then and in a thread, whether one that was not there has come (back)."""

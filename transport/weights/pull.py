@@ -1,25 +1,24 @@
-"""An execution bound to the sources of a group: their words, their seats, their slots.
+"""What a reader has of a group: which versions there are, and a sync for each choice of slots.
 
 May import engine, sharding and errors.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from transport.engine.batch import Read, Write
-from transport.errors import DeadlineExceeded, TransportError, VersionGone, VersionMoved
+from transport.engine.batch import Read
+from transport.engine.sequence import Step, Steps
+from transport.errors import DeadlineExceeded, VersionGone
 from transport.sharding.execute import Execution
 from transport.types import Closing
-from transport.weights.clock import Clock
-from transport.weights.seats import said
 from transport.weights.source import read_slots
-from transport.weights.word import State, decode_all
+from transport.weights.sync import Sync, run_again
+from transport.weights.word import State, decode, decode_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,18 +26,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from transport.engine.engine import Engine
-    from transport.engine.prepared import Prepared
     from transport.memory.remote import RemoteRegion
     from transport.sharding.run import Progress, Report
     from transport.sharding.state import StateLayout
+    from transport.weights.clock import Clock
     from transport.weights.group import Group
 
     Slots = tuple[int, ...]  # which slot of each source
     Handles = Mapping[str, RemoteRegion]
 
 _PAUSES = (100e-6, 10e-3)  # seconds between looks for a version: the first, and what they grow to
-_MOST_EXECUTIONS = 16
-_LEAVING = 5.0  # seconds for what must be done when the time is over
+_MOST_SYNCS = 16
 
 
 class Choice(NamedTuple):
@@ -49,7 +47,7 @@ class Choice(NamedTuple):
 
 
 class Pull(Closing):
-    """What is done at each sync: look, say what is read, look again, read, look."""
+    """Made when a group was found; what is wrong with a source ends it."""
 
     def __init__(
         self,
@@ -70,11 +68,10 @@ class Pull(Closing):
         self._cards = _Cards(engine, group, used)
         most = max(source.slots for source in self._sources)
         self._words = np.zeros((len(self._sources), most), np.uint64)
-        self._said = np.zeros(1, np.uint64)
         rows = zip(self._words, self._sources)
         self._look = engine.prepare([Read(it.words, row[: it.slots]) for row, it in rows])
-        self._say = engine.prepare([Write(self._said, it.seat) for it in self._sources])
-        self._executions: OrderedDict[Slots, Execution] = OrderedDict()
+        self._steps = Steps(engine._core, [Step([self._look])])
+        self._syncs: OrderedDict[Slots, Sync] = OrderedDict()
 
     # ---------------------------------------------------------------------------------- one version
     def choose(self, wanted: Callable[[int], bool], newest: int | None, clock: Clock) -> Choice:
@@ -85,12 +82,15 @@ class Pull(Closing):
         """
         pause = _PAUSES[0]
         while True:
-            versions, states = self._read_words(clock)
+            self._read_words(clock)
+            if (found := self._in_step(wanted)) is not None:
+                return found
+            versions, states = decode_all(self._words)
             stable = np.where(states == State.STABLE, versions, -1)
             common = [v for v in stable[0].tolist() if v >= 0 and (stable == v).any(axis=1).all()]
-            found = max((v for v in common if wanted(v)), default=None)
-            if found is not None:
-                return Choice(found, (stable == found).argmax(axis=1).tolist())
+            version = max((v for v in common if wanted(v)), default=None)
+            if version is not None:
+                return Choice(version, (stable == version).argmax(axis=1).tolist())
             if newest is not None and _gone(newest, versions, stable):
                 raise VersionGone(f"version {newest} is not kept any more", version=newest)
             if clock.passed:
@@ -100,61 +100,45 @@ class Pull(Closing):
 
     def read(self, choice: Choice, clock: Clock, progress: Progress | None) -> Report:
         """The bytes of exactly this version. Raises VersionMoved, or what became of a source."""
-        execution = self._execution(tuple(choice.slots))
-        self._take_seats(said(choice.version), clock)
-        try:
-            # Who closes the version waits for us, unless he had looked before we sat down.
-            self._check(choice, clock)
-            report = execution.run(clock.left(), progress)
-            self._check(choice, clock)
-        finally:
-            # Also when the time is over: a seat that stays taken holds a publisher up.
-            with contextlib.suppress(TransportError):  # it would hide why this ends
-                self._take_seats(0, Clock(_LEAVING, _LEAVING))
-        return report
+        return self._sync(tuple(choice.slots)).read(choice.version, clock, progress)
 
     def prepare(self, choice: Choice, *, ahead: bool) -> None:
         """Plans and registers for the slots of this version; `ahead` also for those of the versions
         after it, if the publishers take turns in step. Raises LayoutError, before a byte moves.
         """
-        turns = max(it.slots for it in self._sources) if ahead and not self._executions else 1
+        turns = max(it.slots for it in self._sources) if ahead and not self._syncs else 1
         for step in reversed(range(turns)):
             slots = [(at + step) % it.slots for at, it in zip(choice.slots, self._sources)]
-            self._execution(tuple(slots))
+            self._sync(tuple(slots))
 
     def close(self) -> None:
-        for execution in self._executions.values():
-            execution.close()
-        self._executions.clear()
+        for sync in self._syncs.values():
+            sync.close()
+        self._syncs.clear()
         self._look.close()
-        self._say.close()
 
     # -------------------------------------------------------------------------------------- inside
-    def _read_words(self, clock: Clock) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        _run(self._look, clock, "reading the versions")
-        return decode_all(self._words)
+    def _in_step(self, wanted: Callable[[int], bool]) -> Choice | None:
+        """The answer where all sources say the same, as publishers do that take turns in step."""
+        first = self._words[0]
+        if not (self._words == first).all():
+            return None
+        read = [decode(word) for word in first.tolist()]
+        held = [it.version if it.state is State.STABLE else -1 for it in read]
+        version = max((v for v in held if v >= 0 and wanted(v)), default=None)
+        return (
+            None if version is None else Choice(version, [held.index(version)] * len(self._words))
+        )
 
-    def _take_seats(self, value: int, clock: Clock) -> None:
-        self._said[0] = value
-        _run(self._say, clock, "telling the publishers what is read")
+    def _read_words(self, clock: Clock) -> None:
+        if not self._steps.run(clock.left()):
+            run_again(self._look, clock, "reading the versions")
+            self._steps = Steps(self._engine._core, [Step([self._look])])
 
-    def _check(self, choice: Choice, clock: Clock) -> None:
-        """Raises VersionMoved unless all sources have the version still."""
-        versions, states = self._read_words(clock)
-        rows = np.arange(len(self._sources)), choice.slots
-        same = (versions[rows] == choice.version) & (states[rows] != State.WRITING)
-        if not same.all():
-            source = self._sources[int(same.argmin())]
-            raise VersionMoved(
-                f"rank {source.rank} at {source.address} left version {choice.version} while it was"
-                " being read",
-                version=choice.version,
-            )
-
-    def _execution(self, slots: Slots) -> Execution:
-        found = self._executions.pop(slots, None)
+    def _sync(self, slots: Slots) -> Sync:
+        found = self._syncs.pop(slots, None)
         if found is None:
-            found = Execution(
+            execution = Execution(
                 self._engine,
                 *self._states,
                 self._rank,
@@ -162,9 +146,10 @@ class Pull(Closing):
                 local=self._local,
                 without=self._without,
             )
-        self._executions[slots] = found
-        while len(self._executions) > _MOST_EXECUTIONS:
-            self._executions.popitem(last=False)[1].close()
+            found = Sync(self._engine, self._sources, slots, execution)
+        self._syncs[slots] = found
+        while len(self._syncs) > _MOST_SYNCS:
+            self._syncs.popitem(last=False)[1].close()
         return found
 
     def _what_there_is(self, stable: NDArray[np.int64], clock: Clock) -> str:
@@ -183,15 +168,6 @@ def _gone(version: int, versions: NDArray[np.int64], stable: NDArray[np.int64]) 
     """Whether some source has newer ones and no longer this."""
     newer = (versions > version).any(axis=1)
     return bool((newer & ~(stable == version).any(axis=1)).any())
-
-
-def _run(prepared: Prepared, clock: Clock, doing: str) -> None:
-    try:
-        prepared.run(timeout=clock.left())
-    except TimeoutError:
-        prepared.cancel()
-        prepared.wait_quiet(_LEAVING)  # so that it can be run again
-        raise DeadlineExceeded(f"{doing} took more than {clock.limit:g} s") from None
 
 
 class _Cards:

@@ -176,6 +176,8 @@ class Subscription(Handle):
         self._version = None
         report = pull.read(choice, clock, progress)
         self._version = self._last = choice.version
+        if report.lost:
+            self._drop_pull()  # the next fetch looks for them
         return choice.version, report
 
     def _join(self, clock: Clock) -> Pull:

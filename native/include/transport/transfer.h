@@ -105,6 +105,27 @@ int tn_transfer_run(struct tn_transfer *transfer, uint64_t lifetime_ns, uint64_t
  * nothing is in the way: TN_OK, or TN_AGAIN: run it as above, which says what is wrong. For others
  * it has not begun until it has ended. May be called while, and after, the engine is closed. */
 int tn_transfer_run_at_once(struct tn_transfer *transfer);
+/* Prepared transfers in steps: those of one begin together; the next follows when all have ended
+ * well and, where `bytes` is not 0, `found` holds what is `expected`. */
+struct tn_step {
+    struct tn_transfer *const *transfers;
+    uint64_t count;
+    const void *found, *expected;
+    uint64_t bytes;
+};
+struct tn_sequence {
+    const struct tn_step *steps;
+    uint64_t count;
+    uint64_t at;    /* the step under way: 0 at first, `count` when all are done */
+    uint64_t begun; /* of its transfers: 0 at first */
+};
+/* Begins, or goes on, for at most `timeout_ns`: TN_OK, all is done; TN_PENDING, call it again (also
+ * after a signal); else why the step at `at` did not end well: what has `begun` is the caller's to
+ * wait for or to cancel. TN_AGAIN with all begun: it read something else than what was expected. */
+int tn_sequence_run(struct tn_sequence *sequence, uint64_t lifetime_ns, uint64_t timeout_ns);
+/* Equal numbers mean: the same provider and path as tn_transfer_result would tell. For two runs, or
+ * transfers, of one process. */
+uint64_t tn_transfer_way(struct tn_transfer *transfer);
 /* No run begins from now on: 1 if none is under way either, so that the memory may go. */
 int tn_transfer_seal(struct tn_transfer *transfer);
 

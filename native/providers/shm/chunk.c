@@ -52,12 +52,17 @@ static void copy_mapped(const struct tn_shm_chunk *chunk, const struct tn_mappin
 {
     uint8_t *base = mapping->address + chunk->remote->segment_offset;
     struct tn_copy_plan plan = chunk->transfer->copying;
+    bool write = chunk->transfer->op == TN_OP_WRITE;
     for (int i = 0; i < chunk->count; i++) {
         const struct tn_piece *piece = &chunk->pieces[i];
+        const struct tn_piece *later =
+            piece + (i + TN_COPY_AHEAD < chunk->count ? TN_COPY_AHEAD : 0);
         void *local = (void *)(uintptr_t)piece->local;
         uint8_t *remote = base + piece->remote_offset;
-        bool write = chunk->transfer->op == TN_OP_WRITE;
-        tn_copy_piece(plan, write ? remote : local, write ? local : remote, piece->length);
+        if (write)
+            tn_copy_piece(plan, remote, local, piece->length, (void *)(uintptr_t)later->local);
+        else
+            tn_copy_piece(plan, local, remote, piece->length, base + later->remote_offset);
     }
     tn_copy_settle(plan);
 }

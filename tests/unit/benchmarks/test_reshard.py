@@ -86,9 +86,11 @@ def verdicts(case, *rows):
 
 
 def test_ratios_are_of_medians(case):
-    given = verdicts(case, found("ours", [0.1, 0.3, 0.2]), found("rival", [0.8, 0.9, 0.7]))
+    ours, rival = found("ours", [0.1, 0.3, 0.2]), found("rival", [0.8, 0.9, 0.7])
+    given = verdicts(case, ours, rival, found("limit", [0.05, 0.15, 0.1]))
     assert given[report.OF_RIVALS] == pytest.approx(4)
-    assert given[report.OF_LIMIT] == pytest.approx(case.nbytes / 0.2 / 1e9 / 2e-6)
+    assert given[report.OF_LIMIT] == pytest.approx(0.5)
+    assert verdicts(case, ours, rival)[report.OF_LIMIT] is None
 
 
 def test_wrong_bytes_do_not_count_and_are_shouted(case):
@@ -98,8 +100,9 @@ def test_wrong_bytes_do_not_count_and_are_shouted(case):
 
 
 @pytest.mark.slow
-def test_a_short_run_of_ours(tmp_path):
-    command = [sys.executable, "-m", "benchmarks.reshard", "--quick", "--only", "live"]
+@pytest.mark.parametrize("only", ["live", "streaming stores"])
+def test_a_short_run(tmp_path, only):
+    command = [sys.executable, "-m", "benchmarks.reshard", "--quick", "--only", only]
     words = [*command, "--from", "fsdp=2", "--to", "dp=1", "--rounds", "1", "--out", str(tmp_path)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -352,6 +352,51 @@ def test_a_lost_source_is_replaced_on_the_way(engines, replicas):
         assert torch.equal(into, expected)
 
 
+def test_a_wary_run_keeps_nothing_of_a_lost_source(engines):
+    theirs, ours = engines
+    names, shape = [f"w{i}" for i in range(128)], (64, 64)
+    both = Layout.placed(shape, "int32", Mesh((2,)), [Replicate()])
+    source = StateLayout(dict.fromkeys(names, both))
+    target = StateLayout(dict.fromkeys(names, Layout.whole(shape, "int32")))
+    regions, handles = handles_of(
+        theirs,
+        {r: {name: np.full(shape, i, np.int32) for i, name in enumerate(names)} for r in (0, 1)},
+    )
+    into = {name: np.full(shape, -1, np.int32) for name in names}
+    lost = []
+    with Execution(ours, source, target, 0, remote=handles, local=into) as execution:
+        run = execution.begin(WAIT, wary=True)
+
+        def progress(done, total):
+            if not lost:
+                (first,) = run._landed
+                lost.append(first.rank)
+                for region in regions[first.rank * len(names) : (first.rank + 1) * len(names)]:
+                    region.close()
+                for i in range(len(first.cut)):
+                    into[execution._binding.near_name(first.cut.take(slice(i, i + 1)))][:] = -1
+
+        report = run.wait(progress)
+    assert report.lost == tuple(lost)
+    assert all((into[name] == i).all() for i, name in enumerate(names))
+    for region in regions:
+        region.close()
+
+
+def test_a_run_is_one_call_into_c(engines, replicas, monkeypatch):
+    many = replicas["engines"][0]  # with the default limits
+    into = torch.zeros(MANY[0], MANY[1] // 2)
+    states, handles = replicas["states"], replicas["handles"]
+    with Execution(many, *states, 1, remote=handles, local={"w": into}) as execution:
+        execution.run(WAIT)
+        into.zero_()
+        monkeypatch.setattr("transport.sharding.run.Run.launch", None)
+        monkeypatch.setattr("transport.sharding.run.Run._next_done", None)
+        report = execution.run(WAIT)
+        assert report.bytes == sum(report.carried.values()) == into.nbytes
+        assert torch.equal(into, replicas["whole"].chunk(2, 1)[1])
+
+
 def test_a_region_that_is_closed_is_replaced(engines, replicas):
     execution, into, expected = pulling(engines, replicas)
     with execution:

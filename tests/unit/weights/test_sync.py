@@ -22,10 +22,14 @@ from transport import (
     VersionMoved,
     weights,
 )
+from transport.config import Settings
 from transport.sharding.layout import Layout
+from transport.sharding.mesh import Mesh
+from transport.sharding.placement import Replicate
 from transport.sharding.state import StateLayout
 
 SECRET = "s" * 32
+WAIT = 10.0
 
 
 class Trainers:
@@ -76,6 +80,49 @@ def trainers(request):
 def reader():
     with Engine(name="reader") as engine:
         yield engine
+
+
+@pytest.fixture
+def replicas():
+    """Two ranks that hold the same, which is more than one parcel."""
+    layout = StateLayout({"w": Layout.placed((1 << 20,), "int32", Mesh((2,)), [Replicate()])})
+    engines = [Engine(name=f"replica{rank}") for rank in range(2)]
+    tensors = [torch.zeros(1 << 20, dtype=torch.int32) for _ in engines]
+    made = [
+        weights.publish(engine, "w", {"w": it}, 1, layout=layout, rank=rank, mode="live")
+        for rank, (engine, it) in enumerate(zip(engines, tensors))
+    ]
+    yield engines, tensors, made
+    for one in (*made, *engines):
+        one.close()
+
+
+def test_a_source_that_is_lost_on_the_way_is_done_without(replicas):
+    engines, tensors, publications = replicas
+    for publication, tensor in zip(publications, tensors):
+        with publication.writing(2):
+            tensor.copy_(torch.arange(1 << 20))
+    few = Settings.from_env(reshard_inflight=1 << 20)
+    into = torch.zeros(1 << 20, dtype=torch.int32)
+    with Engine(name="reader", settings=few) as reader:
+        addresses = [engine.addresses[0] for engine in engines]
+        with weights.subscribe(reader, "w", {"w": into}, addresses) as subscription:
+            seen = []
+
+            def progress(done, total):
+                seen.append(done)
+                if len(seen) == 1:
+                    engines[1].close()
+
+            done = subscription.fetch(progress=progress)
+            assert (done.version, done.attempts) == (2, 1)
+            assert torch.equal(into, torch.arange(1 << 20, dtype=torch.int32))
+            assert publications[0].readers == 1
+            with publications[0].writing(3, patience=WAIT):  # no seat is taken
+                tensors[0].fill_(3)
+            done = subscription.fetch(3)
+            assert done.attempts <= 2
+            assert (into == 3).all()
 
 
 def test_one_fetch(trainers, reader):
