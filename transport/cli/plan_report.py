@@ -153,7 +153,7 @@ class Report:
         traffic = self.traffic
         return (
             f"{traffic.imbalance:.4f}: the busiest source sends {format_bytes(traffic.busiest)}, "
-            f"the least possible is {format_bytes(int(traffic.least_busiest))}; "
+            f"the least possible is {format_bytes(traffic.least_busiest)}; "
             f"max/mean {traffic.max_over_mean:.4f}"
         )
 

@@ -64,6 +64,10 @@ class Layout:
         cls, shape: Sequence[int], dtype: Any, mesh: Mesh, placements: Iterable[Any]
     ) -> Layout:
         """A mesh and one placement per mesh dimension, applied from left to right as torch does."""
+        given: Any = mesh
+        if not isinstance(given, Mesh):
+            kind = type(given).__name__
+            raise LayoutError(f"a mesh is a Mesh, as in Mesh((2, 4), ('dp', 'tp')), not a {kind}")
         shape = shape_of(shape)
         return cls(shape, dtype, Placed(mesh, normalised(placements, mesh.ndim, len(shape))))
 

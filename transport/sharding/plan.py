@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from transport.sharding.mesh import frozen
 from transport.sharding.places import PROCESS, Places
 from transport.sharding.planner import Planner
 from transport.sharding.recent import Recent
+from transport.sharding.state import StateLayout
 from transport.types import format_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from transport.sharding.state import StateLayout
 
 Direction = Literal["pull", "push"]
 
@@ -121,8 +121,18 @@ def plan(
 
     Tensors of the source that the target lacks are left out; dtypes may differ. Raises LayoutError
     for tensors that the source lacks, whose shapes differ, or of which nobody has what a target
-    rank needs, before anything is planned. Equal arguments give the same object for a while.
+    rank needs, before anything is planned, and InvalidUse for what is no layout. A rank that takes
+    part in none of them copies nothing: its plan is empty. Equal arguments give the same object for
+    a while.
     """
+    number: Any = rank
+    sides: dict[str, Any] = {"source": source, "target": target}
+    for side, given in sides.items():
+        if not isinstance(given, StateLayout):
+            kind = type(given).__name__
+            raise InvalidUse(f"the {side} is a StateLayout, which names tensors, not a {kind}")
+    if isinstance(number, bool) or not isinstance(number, (int, np.integer)):
+        raise InvalidUse(f"a rank is a whole number, not {number!r:.80}")
     if direction not in ("pull", "push"):
         raise InvalidUse(f"direction={direction!r}; it is 'pull' or 'push'")
     places = source_places, target_places

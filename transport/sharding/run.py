@@ -21,6 +21,7 @@ from transport.errors import (
     Status,
     TransportError,
 )
+from transport.types import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,18 @@ class Report:
     """Whose memory was read, or written to."""
     lost: tuple[int, ...]
     """Ranks that were lost on the way; others brought what was missing."""
+
+    def __str__(self) -> str:
+        lost = f"; lost on the way: rank {', '.join(map(str, self.lost))}" if self.lost else ""
+        ranks = f"{len(self.ranks)} rank{'s' * (len(self.ranks) != 1)}"
+        return f"{moved(self.bytes, self.seconds, self.carried)}, {ranks}{lost}"
+
+
+def moved(nbytes: int, seconds: float, carried: Mapping[str, int]) -> str:
+    """For people: "88 MiB in 5.1 ms (18 GB/s) by shm (mapped)"."""
+    rate = f" ({nbytes / seconds / 1e9:.3g} GB/s)" if seconds else ""
+    how = f" by {', '.join(carried)}" if carried else ""
+    return f"{format_bytes(nbytes)} in {seconds * 1e3:.3g} ms{rate}{how}"
 
 
 class Run:
@@ -92,6 +105,10 @@ class Run:
         self._carried: dict[str, int] = {}
         self._ranks: set[int] = set()
         self._lost_ranks: dict[int, None] = {}
+
+    def __repr__(self) -> str:
+        state = "cancelled" if self._cancelled else "over" if self.over else "under way"
+        return f"<Run {state}: {self._moved} of {self._total} bytes>"
 
     @property
     def over(self) -> bool:

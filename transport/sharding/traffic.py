@@ -55,7 +55,7 @@ class Traffic:
     sent_by: Sent
     sent_to: Sent
     lower_bound: int
-    least_busiest: float
+    least_busiest: int
 
     @cached_property
     def nbytes(self) -> int:
@@ -226,7 +226,7 @@ def _common(a_low: Ints, a_size: Ints, b_low: Ints, b_size: Ints) -> int:
     return int(np.maximum(high - low, 0).prod(axis=2).sum())
 
 
-def least_busiest(lines: Lines) -> float:
+def least_busiest(lines: Lines) -> int:
     """What the busiest source sends at least, whatever replicas are chosen (nearest ones only).
 
     From the busiest source one goes to all that could take over what it, or they, may hand on. The
@@ -239,7 +239,7 @@ def least_busiest(lines: Lines) -> float:
         for rank in members[given > 0].tolist():
             servers.setdefault(rank, []).append(number)
     if not len(lines.sent):
-        return 0.0
+        return 0
     busiest = int(lines.sent.argmax())
     reached, classes, queue = {busiest}, set[int](), deque([busiest])
     while queue:
@@ -253,8 +253,14 @@ def least_busiest(lines: Lines) -> float:
         np.subtract.at(fixed, members, given)
     inside = sorted(reached)
     volume = sum(int(shares[number][1].sum()) for number in classes)
-    bound = (int(fixed[inside].sum()) + volume) / len(inside)
-    return max(bound, float(fixed.max(initial=0)), float(lines.sent.mean()))
+    shared = _mean_up(int(fixed[inside].sum()) + volume, len(inside))
+    mean = _mean_up(int(lines.sent.sum()), len(lines.sent))
+    return max(shared, int(fixed.max(initial=0)), mean)
+
+
+def _mean_up(total: int, count: int) -> int:
+    """Some one of them has as much at least: bytes are whole."""
+    return -(-total // count)
 
 
 def _shares(lines: Lines) -> list[tuple[Ints, Ints]]:

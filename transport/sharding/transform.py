@@ -25,9 +25,9 @@ def rename(state: StateLayout, rules: Mapping[str, str | None]) -> StateLayout:
     """Other names by {pattern: template}; the first pattern that matches decides, None drops.
 
     What no pattern matches keeps its name, and all keep their local tensors. Raises LayoutError
-    where two tensors would have one name.
+    where two tensors would have one name, and for what is no pattern or template.
     """
-    compiled = [(re.compile(pattern), template) for pattern, template in rules.items()]
+    compiled = [(_compiled(pattern), template) for pattern, template in rules.items()]
 
     def renamed() -> Iterator[tuple[str, Entry]]:
         for name, entry in state.items():
@@ -35,7 +35,7 @@ def rename(state: StateLayout, rules: Mapping[str, str | None]) -> StateLayout:
                 match = pattern.fullmatch(name)
                 if match:
                     if template is not None:
-                        yield match.expand(template), entry
+                        yield _expanded(match, template), entry
                     break
             else:
                 yield name, entry
@@ -97,14 +97,14 @@ def join(
     The names stay. Raises LayoutError naming the tensors where one is missing or shares its local
     tensor already, where the others' ranks or local shapes differ, or where nothing matches.
     """
-    compiled = re.compile(pattern)
+    compiled = _compiled(pattern)
     used: dict[str, int] = {}
     for entry in state.values():
         used[entry.tensor] = used.get(entry.tensor, 0) + 1
     entries = dict(state)
     known: dict[tuple[int, ...], tuple[Layout, ...]] = {}
     for match in filter(None, map(compiled.fullmatch, state)):
-        names = [match.expand(member) for member in members]
+        names = [_expanded(match, member) for member in members]
         wrong = [n for n in names if n not in state or used[state[n].tensor] > 1]
         if wrong:
             raise LayoutError(f"{wrong} cannot be joined: missing, or part of a joined tensor")
@@ -112,7 +112,7 @@ def join(
         one = tuple(map(id, layouts))
         if one not in known:
             known[one] = _named(names, Layout.stacked, layouts, dim)
-        tensor = match.expand(into)
+        tensor = _expanded(match, into)
         entries.update((n, Entry(layout, tensor)) for n, layout in zip(names, known[one]))
     _check_any(bool(known), state, pattern)
     return StateLayout(entries)
@@ -148,7 +148,7 @@ def _replaced(
     make: Callable[[Layout], Sequence[Layout]],
 ) -> StateLayout:
     """Each tensor that matches as several; a layout is taken apart once."""
-    compiled = re.compile(pattern)
+    compiled = _compiled(pattern)
     known: dict[int, list[tuple[str, Layout]]] = {}
 
     def replaced() -> Iterator[tuple[str, Entry]]:
@@ -163,11 +163,26 @@ def _replaced(
                 names = templates(entry.layout) if callable(templates) else templates
                 parts = known[id(entry.layout)] = list(zip(names, made))
             for template, layout in parts:
-                yield match.expand(template), Entry(layout, entry.tensor)
+                yield _expanded(match, template), Entry(layout, entry.tensor)
 
     result = _distinct(replaced())
     _check_any(bool(known), state, pattern)
     return result
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except (re.error, TypeError) as error:
+        raise LayoutError(f"{pattern!r:.80} is no pattern for names: {error}") from None
+
+
+def _expanded(match: re.Match[str], template: str) -> str:
+    try:
+        return match.expand(template)
+    except (re.error, IndexError, TypeError, AttributeError) as error:
+        words = f"{template!r:.80} makes no name of {match[0]!r} by {match.re.pattern!r}: {error}"
+        raise LayoutError(words) from None
 
 
 def _distinct(entries: Iterable[tuple[str, Entry]]) -> StateLayout:

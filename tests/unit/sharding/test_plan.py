@@ -245,3 +245,24 @@ def test_what_cannot_be_planned():
         plan(source, source, 0, source_places=Places([]))
     with pytest.raises(InvalidUse, match="pull"):
         plan(source, source, 0, direction="sideways")
+
+
+def test_what_is_no_layout_and_no_rank():
+    state = StateLayout({"w": Layout.whole((4,), "int8")})
+    for wrong in ({}, None, state["w"].layout):
+        with pytest.raises(InvalidUse, match="the source is a StateLayout"):
+            plan(wrong, state, 0)
+        with pytest.raises(InvalidUse, match="the target is a StateLayout"):
+            plan(state, wrong, 0)
+    for rank in ("0", None, True, 0.0):
+        with pytest.raises(InvalidUse, match="a rank is a whole number"):
+            plan(state, state, rank)
+    with pytest.raises(LayoutError, match=r"a mesh is a Mesh.*not a tuple"):
+        Layout.placed((4,), "int8", (2,), [Shard(0)])
+
+
+@pytest.mark.parametrize("direction", ["pull", "push"])
+def test_a_rank_that_takes_no_part_copies_nothing(direction):
+    state = StateLayout({"w": Layout.whole((4,), "int8")})
+    made = plan(state, state, 7, direction=direction)
+    assert (len(made), made.nbytes, made.bytes_by_rank) == (0, 0, {})

@@ -113,6 +113,11 @@ def test_merge():
         (lambda s: join(join(s, "q", ["q", "k"], "qk"), "q", ["q", "k"], "qk"), "cannot be joined"),
         (lambda s: join(s, "q", ["q", "one"], "x"), "q, one: .*stacked: rank 1"),
         (lambda s: permute(s, "q", [0]), "q: .*no order"),
+        (lambda s: rename(s, {"(q": "x"}), r"'\(q' is no pattern"),
+        (lambda s: rename(s, {"q": r"\2"}), "makes no name of 'q'"),
+        (lambda s: rename(s, {"q": r"\g<other>"}), "makes no name of 'q'"),
+        (lambda s: split(s, "[", {"a": 8}), "is no pattern"),
+        (lambda s: join(s, "*", ["q"], "x"), "is no pattern"),
     ],
 )
 def test_what_does_not_fit_is_named(wrong, words):

@@ -7,8 +7,10 @@ github.com/huggingface/safetensors.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -133,12 +135,24 @@ def _files(path: Path) -> tuple[tuple[Path, ...], dict[str, str] | None]:
 
 def _json(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_once)
+    except LayoutError as error:
+        raise LayoutError(f"{path}: {error}") from None
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise InvalidUse(f"{path} is no safetensors file: its header is not JSON")
     return value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose names are all different."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        count = Counter(name for name, _ in pairs)
+        twice = next(name for name in made if count[name] > 1)
+        raise LayoutError(f"{twice!a:.80} is there twice")
+    return made
 
 
 def _entry(path: Path, name: str, about: Any) -> tuple[str, tuple[int, ...], int, int]:
@@ -174,3 +188,8 @@ def _check_ends(path: Path, header: dict[str, Any], size: int) -> None:
             sound = False
         if not sound:
             raise LayoutError(f"{name} in {path} is outside the file, or badly described")
+    spans = sorted((*about["data_offsets"], name) for name, about in header.items())
+    held = [it for it in spans if it[0] < it[1]]
+    for (_, end, first), (begin, _, second) in itertools.pairwise(held):
+        if begin < end:
+            raise LayoutError(f"{first} and {second} in {path} have bytes in common")

@@ -72,6 +72,9 @@ def test_half_bytes_are_counted_as_torch_does(tmp_path):
         ({"w": _entry([2], 0.0, 8.0)}, LayoutError),
         ({"w": _entry([2], False, 8)}, LayoutError),
         ({"\ud800": _entry([2], 0, 8)}, LayoutError),  # half a character
+        ({"w": _entry([1], 0, 4), "v": _entry([2], 0, 8)}, LayoutError),  # bytes in common
+        ({"w": _entry([1], 2, 6), "v": _entry([1], 0, 4)}, LayoutError),
+        (b'{"w": 1, "w": 2}', LayoutError),
     ],
 )
 def test_headers_that_lie_are_refused(tmp_path, header, error):
