@@ -11,6 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from transport.control.records import State
 from transport.errors import (
     DeadlineExceeded,
     InvalidUse,
@@ -26,6 +27,7 @@ from transport.weights.source import ask_all, leave, read_layout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from transport.control.records import PeerRecord
     from transport.engine.engine import Engine
     from transport.sharding.state import StateLayout
     from transport.weights.source import Answer, Source
@@ -58,6 +60,7 @@ class Group:
         self.returned = False  # whether an address that gave nothing does so since
         self.late = False  # whether for some of them that is only that there was no time
         self.sources: dict[int, Source] = {}
+        self._asked: dict[bytes, PeerRecord] = {}  # who may keep a seat, also if nothing came of it
         self.missing: frozenset[int] = frozenset()
         """Ranks that take part in the layout and were not found."""
 
@@ -71,7 +74,9 @@ class Group:
 
         Raises NotYetError.
         """
-        answers = ask_all(self._engine, self._addresses, self._question, clock)
+        asked = self._asked.items()
+        self._asked = {key: it for key, it in asked if it.state is not State.LOST}
+        answers = ask_all(self._engine, self._addresses, self._question, clock, self._asked)
         self._sought, self.returned = time.monotonic(), False
         self._silent = [answer.address for answer in answers if not answer.sources]
         found = [source for answer in answers for source in answer.sources]
@@ -95,14 +100,15 @@ class Group:
         self._seeking.start()
 
     def leave(self) -> None:
-        for source in self.sources.values():
-            leave(self._engine, source, self._question)
+        asked, self._asked = self._asked, {}
+        for record in asked.values():
+            leave(self._engine, record, self._question)
         self.sources = {}
 
     def _ask_the_silent(self) -> None:
         with contextlib.suppress(TransportError):  # the engine is being closed, say
             clock = Clock(_SEEK_FOR, _SEEK_FOR)
-            answers = ask_all(self._engine, self._silent, self._question, clock)
+            answers = ask_all(self._engine, self._silent, self._question, clock, self._asked)
             self.returned = any(answer.sources for answer in answers)
 
     def _check(self, found: Sequence[Source], answers: Sequence[Answer]) -> None:

@@ -5,12 +5,13 @@ May import engine, memory and errors.
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import InvalidUse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from transport.engine.engine import Engine
     from transport.memory.host import View
@@ -32,6 +33,9 @@ class Live:
                     f'{name}: mode="live" needs contiguous tensors; publish a .contiguous() one, or'
                     ' use mode="snapshot"'
                 )
+        # Arrays keep their memory; torch can give a tensor another.
+        self._loose = {name: it for name in views if hasattr(it := tensors[name], "data_ptr")}
+        self._places = _places(self._loose.values())
         self._regions: list[Region] = []
         self.handles: list[dict[str, RemoteRegion]] = [{}]
         try:
@@ -48,6 +52,19 @@ class Live:
         """What publishing takes beside the tensors themselves."""
         return 0
 
+    def check(self) -> None:
+        """Raises InvalidUse where a tensor has moved to other memory since it was published."""
+        places = _places(self._loose.values())
+        if places == self._places:
+            return
+        before, after = zip(*self._places), zip(*places)
+        moved = [name for name, a, b in zip(self._loose, before, after) if a != b]
+        more = f" and {len(moved) - 4} more" if len(moved) > 4 else ""
+        raise InvalidUse(
+            f"{', '.join(moved[:4])}{more} {'have' if len(moved) > 1 else 'has'} other memory than"
+            ' was published; mode="live" needs changes in place, as tensor.copy_(...)'
+        )
+
     def take(self, slot: int) -> None:
         """The memory is the slot."""
         del slot
@@ -55,3 +72,13 @@ class Live:
     def close(self) -> None:
         for region in self._regions:
             region.close()
+        self._loose, self._places = {}, ([], [])
+
+
+def _places(tensors: Iterable[Any]) -> tuple[list[int], list[int]]:
+    """Where they lie and how many elements they have, of as many as there may be."""
+    held = list(tensors)
+    if not held:
+        return [], []
+    kind: Any = sys.modules["torch"].Tensor
+    return list(map(kind.data_ptr, held)), list(map(kind.numel, held))

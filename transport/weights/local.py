@@ -56,6 +56,18 @@ def _state(state: Any) -> Mapping[str, Any]:
     return state
 
 
+def check_named(tensors: Mapping[str, Any], layout: StateLayout) -> None:
+    """Raises LayoutError for tensors that no rank has in the layout."""
+    named = {entry.tensor for entry in layout.values()}
+    unknown = [name for name in tensors if name not in named]
+    if unknown:
+        more = f" and {len(unknown) - 4} more" if len(unknown) > 4 else ""
+        raise LayoutError(
+            f"the layout names no {', '.join(unknown[:4])}{more}, which no reader would get; with"
+            " partial=True only what it names is published"
+        )
+
+
 def check_shapes(
     tensors: Mapping[str, Any], wanted: Mapping[str, tuple[Sequence[int], str]], who: str
 ) -> dict[str, View]:

@@ -15,7 +15,7 @@ from transport.types import check_timeout
 from transport.weights import card
 from transport.weights.announcement import Announcement
 from transport.weights.live import Live
-from transport.weights.local import check_shapes, described, layout_for, tensors_of
+from transport.weights.local import check_named, check_shapes, described, layout_for, tensors_of
 from transport.weights.registry import registry_of
 from transport.weights.snapshots import Snapshots, check_keep
 from transport.weights.word import State, check_version
@@ -40,6 +40,8 @@ class _Memory(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+
+    def check(self) -> None: ...
 
     def take(self, slot: int) -> None: ...
 
@@ -149,8 +151,9 @@ class Publication(Handle):
 
         In `live` mode readers that have begun are waited for, at most `patience` seconds (default:
         the publication's); until the block has ended nobody reads. If the block raises, no version
-        is there until one that does not. In `snapshot` mode readers go on with what they have, and
-        the block is followed by `update`.
+        is there until one that does not; nor where a tensor has been given other memory in it
+        (`.data =`, `resize_`), which is InvalidUse. In `snapshot` mode readers go on with what they
+        have, and the block is followed by `update`.
         """
         version = self._newer(version)
         if self._mode == "snapshot":
@@ -171,11 +174,13 @@ class Publication(Handle):
                 self._begin(0, limit)
 
     def commit(self, version: int) -> None:
-        """The second half: the tensors are whole, and this version."""
+        """The second half: the tensors are whole, and this version. Raises InvalidUse, and leaves
+        readers without a version, where a tensor has other memory than was published."""
         version = self._newer(version)
         with self._exclusively():
             if self._writing is None or self._mode != "live":
                 raise InvalidUse("commit() comes after begin()")
+            self._memory.check()
             self._commit(version)
 
     def wait_for_readers(self, timeout: float | None = None) -> bool:
@@ -290,6 +295,7 @@ def publish(
     mode: Mode = "snapshot",
     keep: int = 1,
     patience: float = PATIENCE,
+    partial: bool = False,
 ) -> Publication:
     """Lets peers fetch a state dict (or a module's) by name, version after version.
 
@@ -304,15 +310,20 @@ def publish(
     themselves, which may change only in `with publication.writing(version):`. `patience` is for how
     many seconds a new version waits for living readers of the memory that it overwrites.
 
-    Raises LayoutError for tensors that are not as the layout says, InvalidUse for memory that
-    cannot be published and for a name and rank that this engine publishes already, NativeError
-    where memory is short.
+    A tensor that the layout names nowhere would be missing at every reader, so it is refused,
+    unless `partial` says that only what is named is to be published.
+
+    Raises LayoutError for tensors that are not as the layout says, or not in it, InvalidUse for
+    memory that cannot be published and for a name and rank that this engine publishes already,
+    NativeError where memory is short.
     """
     card.check_name(name)
     tensors = tensors_of(state)
     told, rank = described(state, rank)
     rank = card.check_rank(rank)
     layout = layout_for(layout, told, tensors, rank)
+    if not partial:
+        check_named(tensors, layout)
     views = check_shapes(tensors, layout.local_shapes(rank), f"rank {rank}")
     wait = check_timeout(patience)
     registry_of(engine).check_free(name, rank)

@@ -102,10 +102,11 @@ class Pull(Closing):
         """The bytes of exactly this version. Raises VersionMoved, or what became of a source."""
         return self._sync(tuple(choice.slots)).read(choice.version, clock, progress)
 
-    def prepare(self, choice: Choice, *, ahead: bool) -> None:
+    def prepare(self, choice: Choice, clock: Clock, *, ahead: bool) -> None:
         """Plans and registers for the slots of this version; `ahead` also for those of the versions
         after it, if the publishers take turns in step. Raises LayoutError, before a byte moves.
         """
+        self._cards.clock = clock
         turns = max(it.slots for it in self._sources) if ahead and not self._syncs else 1
         for step in reversed(range(turns)):
             slots = [(at + step) % it.slots for at, it in zip(choice.slots, self._sources)]
@@ -178,12 +179,15 @@ class _Cards:
         self._group = group
         self._sources = {rank: group.sources[rank] for rank in ranks}
         self._slots: dict[int, list[dict[str, RemoteRegion]]] = {}
+        self.clock: Clock | None = None  # of the fetch that needs them
 
     def __call__(self, rank: int) -> list[dict[str, RemoteRegion]]:
         known = self._slots.get(rank)
         if known is None:
             source = self._sources[rank]
-            known = self._slots[rank] = read_slots(self._engine, source, self._group.layout)
+            known = self._slots[rank] = read_slots(
+                self._engine, source, self._group.layout, self.clock
+            )
         return known
 
 

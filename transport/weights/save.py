@@ -146,10 +146,14 @@ def _names(files: int) -> list[str]:
 
 
 def _shared_out(group: StateLayout, files: int) -> dict[str, int]:
-    """The file of each tensor: neighbours stay together, the files are about of one size."""
-    total, before, places = max(group.nbytes, 1), 0, dict[str, int]()
+    """The file of each tensor: neighbours stay together, and each file is to have its share of what
+    those before it have left, so that one huge tensor takes from no file but its own."""
+    left, number, filled, places = group.nbytes, 0, 0, dict[str, int]()
     for name, entry in group.items():
-        middle = before + entry.layout.nbytes // 2
-        places[name] = min(middle * files // total, files - 1)
-        before += entry.layout.nbytes
+        nbytes = entry.layout.nbytes
+        # The next file is begun where that brings this one nearer to its share.
+        if number < files - 1 and filled and (2 * filled + nbytes) * (files - number) > 2 * left:
+            left, number, filled = left - filled, number + 1, 0
+        places[name] = number
+        filled += nbytes
     return places

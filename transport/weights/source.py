@@ -55,11 +55,18 @@ class Answer(NamedTuple):
 
 
 def ask_all(
-    engine: Engine, addresses: Sequence[str], question: card.Question, clock: Clock
+    engine: Engine,
+    addresses: Sequence[str],
+    question: card.Question,
+    clock: Clock,
+    asked: dict[bytes, PeerRecord],
 ) -> list[Answer]:
-    """Asks every address for its parts, some at once. An engine with two addresses answers once."""
+    """Asks every address for its parts, some at once. An engine with two addresses answers once.
+
+    Whoever may have kept a seat is added to `asked`, also where no answer comes.
+    """
     with ThreadPoolExecutor(min(_ASKING, len(addresses)), "transport-ask") as pool:
-        answers = list(pool.map(lambda it: _ask(engine, it, question, clock), addresses))
+        answers = list(pool.map(lambda it: _ask(engine, it, question, clock, asked), addresses))
     seen: set[tuple[bytes, int]] = set()
     for answer in answers:
         mine = {(source.record.incarnation, source.rank): source for source in answer.sources}
@@ -68,15 +75,15 @@ def ask_all(
     return answers
 
 
-def leave(engine: Engine, source: Source, question: card.Question) -> None:
-    """Gives the seat back; a peer that does not hear it notices when the connection ends."""
+def leave(engine: Engine, record: PeerRecord, question: card.Question) -> None:
+    """Gives the seats back; a peer that does not hear it notices when the connection ends."""
     with contextlib.suppress(TransportError):
         body = card.encode(question)
-        if source.record.incarnation == engine.incarnation:
-            registry_of(engine).leave(source.record, body)
+        if record.incarnation == engine.incarnation:
+            registry_of(engine).leave(record, body)
         else:
             with engine._core as core:
-                core.plane.send(source.record, card.LEAVE, body)
+                core.plane.send(record, card.LEAVE, body)
 
 
 def read_layout(engine: Engine, source: Source, clock: Clock) -> StateLayout:
@@ -88,10 +95,10 @@ def read_layout(engine: Engine, source: Source, clock: Clock) -> StateLayout:
 
 
 def read_slots(
-    engine: Engine, source: Source, layout: StateLayout
+    engine: Engine, source: Source, layout: StateLayout, clock: Clock | None
 ) -> list[dict[str, RemoteRegion]]:
     """The handles of its tensors in each slot. Raises InvalidUse for a card that does not fit."""
-    data = _read_blob(engine, source.card, None)
+    data = _read_blob(engine, source.card, None if clock is None else clock.left())
     slots = card.read_card(data, layout.local_shapes(source.rank))
     if any(it.incarnation != source.record.incarnation for it in slots[0].values()):
         raise InvalidUse(f"{source.address} offers tensors of another engine")
@@ -100,11 +107,18 @@ def read_slots(
     return slots
 
 
-def _ask(engine: Engine, address: str, question: card.Question, clock: Clock) -> Answer:
+def _ask(
+    engine: Engine,
+    address: str,
+    question: card.Question,
+    clock: Clock,
+    asked: dict[bytes, PeerRecord],
+) -> Answer:
     try:
         limit = clock.at_most(_ASK)
         record = engine.connect(address, timeout=limit)._record
         body = card.encode(question)
+        asked[record.incarnation] = record
         if record.incarnation == engine.incarnation:
             data = registry_of(engine).join(record, body)
         else:

@@ -19,6 +19,7 @@ from transport.errors import (
     VersionMoved,
 )
 from transport.ffi.handle import Handle
+from transport.sharding.run import moved
 from transport.weights.card import check_name
 from transport.weights.clock import Clock
 from transport.weights.group import Group, NotYetError
@@ -43,13 +44,17 @@ _LATER = (PeerLost, StaleRegion)  # look for the sources again
 
 
 class Fetched(NamedTuple):
-    """What a fetch did."""
+    """What a fetch did; as text, a line for a log."""
 
     version: int
     nbytes: int
     seconds: float
     attempts: int  # 1: at once; more where versions moved or sources went away
     carried: Mapping[str, int]  # bytes by provider and path, as in Report
+
+    def __str__(self) -> str:
+        again = f", at attempt {self.attempts}" if self.attempts > 1 else ""
+        return f"version {self.version}: {moved(self.nbytes, self.seconds, self.carried)}{again}"
 
 
 class Subscription(Handle):
@@ -78,10 +83,7 @@ class Subscription(Handle):
         self._rank = rank
         self._without = frozenset(without)
         self._ahead = ahead  # whether there will be a second fetch
-        addresses = [sources] if isinstance(sources, str) else list(sources)
-        if not addresses:
-            raise InvalidUse("sources are the addresses of at least one engine that publishes")
-        self._group = Group(engine, name, addresses)
+        self._group = Group(engine, name, _addresses(sources))
         self._pull: Pull | None = None
         self._version: int | None = None
         self._last = -1  # fetched; what "next" goes on from
@@ -167,7 +169,7 @@ class Subscription(Handle):
             pull = self._pull = self._join(clock)
         choice = pull.choose(wanted, newest, clock)
         try:
-            pull.prepare(choice, ahead=self._ahead)
+            pull.prepare(choice, clock, ahead=self._ahead)
         except LayoutError as error:
             if not self._group.missing:
                 raise
@@ -213,3 +215,17 @@ class Subscription(Handle):
     def _describe(self) -> str:
         held = "nothing yet" if self._version is None else f"version {self._version}"
         return f"{self._name!r}: {held}"
+
+
+def _addresses(sources: Any) -> list[str]:
+    """As they came from the user. Raises InvalidUse."""
+    try:
+        found = [sources] if isinstance(sources, str) else list(sources)
+    except TypeError:
+        found = []
+    if not found or not all(isinstance(it, str) for it in found):
+        raise InvalidUse(
+            "sources are the addresses of at least one engine that publishes, as text, not"
+            f" {sources!r:.80}"
+        )
+    return found

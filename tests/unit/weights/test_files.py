@@ -11,6 +11,9 @@ import torch
 from states import FULL, blank, filled, grid, local, same
 
 from transport import Engine, InvalidUse, LayoutError, TransportError, VersionGone, weights
+from transport.sharding.layout import Layout
+from transport.sharding.state import StateLayout
+from transport.weights.save import _shared_out
 
 
 @pytest.fixture
@@ -76,6 +79,28 @@ def test_several_files_and_their_index(published, reader, tmp_path, apart):
     for path in (folder, folder / "model.safetensors.index.json"):
         assert weights.fetch(reader, "policy", into, path, version=1).version == 1
         assert same(into, FULL)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "files", "most"),
+    [
+        ([47, *[1] * 44], 3, 47),  # the rest in halves
+        ([*[1] * 44, 47], 3, 47),
+        ([1] * 90, 3, 30),
+        ([5, 5, 5], 3, 5),
+        ([30, 1, 1, 30, 1, 1, 30], 3, 32),
+        ([1, 1], 3, 1),
+        ([10, 10, 10, 10], 2, 20),
+    ],
+)
+def test_files_are_about_of_one_size(sizes, files, most):
+    layouts = {f"t{i}": Layout.whole((size,), "int8") for i, size in enumerate(sizes)}
+    places = _shared_out(StateLayout(layouts), files)
+    filled = [sum(s for s, at in zip(sizes, places.values()) if at == n) for n in range(files)]
+    assert max(filled) <= most
+    assert list(places.values()) == sorted(places.values())
+    if len(sizes) >= files:
+        assert min(filled) >= (sum(sizes) - max(filled)) // (files - 1) // 2
 
 
 def test_a_save_that_fails_leaves_what_was_there(published, reader, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -524,8 +525,66 @@ def test_what_cannot_be_published(reader):
             publication.update(1)
         with pytest.raises(InvalidUse, match="after begin"):
             publication.commit(1)
-    with pytest.raises(InvalidUse, match="addresses"):
-        weights.subscribe(reader, "policy", FULL, [])
+    for sources in ([], None, 7, [b"unix:/x"]):
+        with pytest.raises(InvalidUse, match="addresses"):
+            weights.subscribe(reader, "policy", FULL, sources)
+
+
+def test_what_the_layout_does_not_name(reader):
+    state = {**FULL, "more": torch.zeros(3)}
+    layout = weights.local.whole_layout(FULL, 0)
+    with pytest.raises(LayoutError, match="names no more, which no reader would get"):
+        weights.publish(reader, "policy", state, layout=layout)
+    with weights.publish(reader, "policy", state, 1, layout=layout, partial=True):
+        into = blank()
+        weights.fetch(reader, "policy", into, reader.addresses)
+        assert same(into, FULL)
+
+
+def test_live_a_tensor_that_is_resized_is_no_version(reader):
+    for size in (10, 100_000):
+        state = {"w": torch.zeros(1000), "v": torch.zeros(3)}
+        with weights.publish(reader, "policy", state, 1, mode="live") as publication:
+            with pytest.raises(InvalidUse, match="w has other memory"), publication.writing(2):
+                state["w"].resize_(size)
+            assert publication.version is None
+
+
+def test_live_a_tensor_that_moves_is_no_version(reader):
+    state = {"w": torch.zeros(1000), "v": torch.zeros(3)}
+    with weights.publish(reader, "policy", state, 1, mode="live") as publication:
+        held = state["w"].data
+        with pytest.raises(InvalidUse, match="w has other memory"), publication.writing(2):
+            state["w"].data = torch.ones(1000)
+        assert publication.version is None
+        state["w"].data = held
+        with publication.writing(2):
+            state["w"].fill_(2)
+        into = {"w": torch.ones(1000), "v": torch.ones(3)}
+        assert weights.fetch(reader, "policy", into, reader.addresses).version == 2
+        assert (into["w"] == 2).all()
+
+
+def test_a_seat_of_whoever_had_no_answer_is_given_back(trainers, reader, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    subscription = weights.subscribe(reader, "policy", blank(), trainers.addresses)
+    monkeypatch.setattr("transport.weights.card.offer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        subscription.fetch()
+    assert trainers.publications[0].readers == 1
+    subscription.close()
+    end = time.monotonic() + WAIT
+    while any(it.readers for it in trainers.publications):
+        assert time.monotonic() < end
+
+
+def test_what_was_done_in_words(trainers, reader):
+    done = weights.fetch(reader, "policy", blank(), trainers.addresses)
+    assert str(done).startswith("version 1: ")
+    assert " by shm (mapped" in str(done) or " by shm (" in str(done)
+    assert "attempt" in str(done._replace(attempts=2))
 
 
 def test_closed_by_another_thread_while_a_version_is_published(reader):
