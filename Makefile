@@ -41,9 +41,17 @@ $(VENV)/.extension: $(VENV)/.packages bindings/build.py build/.native-list $(NAT
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@
 
+# What the demo alone needs, on a machine where nobody has set up for development.
+$(VENV)/.demo: $(VENV)/.venv pyproject.toml setup.py bindings/build.py build/.native-list $(NATIVE_SOURCES)
+	echo "setup: installing what the demo needs"
+	$(PIP) install --group build
+	PYTHONWARNINGS=ignore $(PIP) install --no-build-isolation --editable '.[demo]'
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	touch $@
+
 # -------------------------------------------------------------------------------------------------- run
 .PHONY: demo bench submit-cost rdma-shell
-demo: setup ## the main job: a real model goes from 4 processes to 2 that shard it otherwise, every way this machine has
+demo: $(if $(wildcard $(VENV)/.packages),setup,$(VENV)/.demo) ## the main job: a real model goes from 4 processes to 2 that shard it otherwise, every way this machine has
 	$(BIN)/transport demo
 
 bench: setup ## what each path of this machine gives, size by size

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from transport.cli.child import Child
-    from transport.cli.demo_roles import Sync
+    from transport.cli.demo_roles import Role, Sync
 
 PROVIDERS = ("shm", "verbs", "tcp")
 _TOGETHER = 0.01  # seconds from asking the readers to their beginning, all at once
@@ -152,26 +152,24 @@ class Cluster(ExitStack):
         self.readers: list[Child] = []
 
     def __enter__(self) -> Cluster:
-        from transport.cli.demo_roles import train
+        from transport.cli.demo_roles import Reader, Trainer
 
-        self.trainers += [self._start(train, rank) for rank in range(TRAINERS)]
-        self.readers += [self._reader(rank) for rank in range(READERS)]
+        self.trainers += [self._start(Trainer, rank) for rank in range(TRAINERS)]
+        self.readers += [self._start(Reader, rank) for rank in range(READERS)]
         return self
 
     def restart_reader(self, rank: int) -> None:
         """Kills it, as a crash would; another one takes its place."""
+        from transport.cli.demo_roles import Reader
+
         self.readers[rank].kill()
-        self.readers[rank] = self._reader(rank)
+        self.readers[rank] = self._start(Reader, rank)
 
-    def _reader(self, rank: int) -> Child:
-        from transport.cli.demo_roles import read
-
-        return self._start(read, rank)
-
-    def _start(self, role: Any, rank: int) -> Child:
+    def _start(self, role: type[Role], rank: int) -> Child:
         from transport.cli.child import Child
+        from transport.cli.demo_roles import play
 
-        return self.enter_context(Child(role, self._file, rank, self._secret))
+        return self.enter_context(Child(play, role, self._file, rank, self._secret))
 
 
 def ask_all(children: Sequence[Child], what: str, *arguments: Any) -> list[Any]:
@@ -271,9 +269,13 @@ def to_json(
     }
 
 
-# Narrow enough for 80 columns. "limit" is this machine's best copy in GB/s, "share" GB/s of it.
+# Narrow enough for 80 columns.
 _COLUMNS = ("provider", "path", "memory", "GB/s", "limit", "share", "SHA-256")
 _WIDTH = 78
+_LEGEND = (
+    f"GB/s: all readers together; limit: the best copy of as many bytes by {READERS}"
+    " threads,\nright after each; share: GB/s, of that limit."
+)
 
 
 def table(model: Model, rows: Sequence[Row], skipped: Sequence[Skip]) -> str:
@@ -284,7 +286,8 @@ def table(model: Model, rows: Sequence[Row], skipped: Sequence[Skip]) -> str:
     )
     cells = [_cells(model, row) for row in rows]
     drawn = _drawn(title, cells) if sys.stdout.isatty() else _plain(title, cells)
-    notes = [f"{it.reason}; {it.remedy}".rstrip("; ") for it in skipped]
+    notes = [_LEGEND] if rows else []
+    notes += [f"{it.reason}; {it.remedy}".rstrip("; ") for it in skipped]
     return "\n".join([drawn, *notes])
 
 

@@ -7,7 +7,8 @@ May import engine, weights and the demo's model. Each is a child that answers th
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from transport.cli import child
@@ -17,7 +18,7 @@ from transport.cli.demo_model import digest, layouts, like, place, sliced, spoil
 from transport.errors import InvalidUse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from multiprocessing.connection import Connection
     from pathlib import Path
 
@@ -42,44 +43,56 @@ class Sync:
     """Tensors whose digest differs."""
 
 
-def train(pipe: Connection, file: Path, rank: int, secret: bytes) -> None:
-    """What a trainer's process runs."""
-    trainer = Trainer(file, rank, secret)
+def play(pipe: Connection, kind: type[Role], file: Path, rank: int, secret: bytes) -> None:
+    """What the process of a role runs."""
+    role = kind(file, rank, secret)
     try:
-        child.serve(pipe, {"open": trainer.open, "publish": trainer.publish})
+        child.serve(pipe, role.answers())
     finally:
-        trainer.close()
+        role.close()
 
 
-def read(pipe: Connection, file: Path, rank: int, secret: bytes) -> None:
-    """What a reader's process runs."""
-    reader = Reader(file, rank, secret)
-    try:
-        child.serve(pipe, {"open": reader.open, "fetch": reader.fetch, "copy": reader.copy})
-    finally:
-        reader.close()
+class Role:
+    """The state between the parent's questions: an engine, this rank's arrays, what is open."""
+
+    def __init__(self, file: Path, rank: int, secret: bytes) -> None:
+        self.rank = rank
+        self.source, self.target = layouts(file)
+        self._file = file
+        self._secret = secret
+        self._held = ExitStack()
+        self.engine: Engine | None = None
+        self.arrays: dict[str, Any] = {}
+
+    def answers(self) -> dict[str, Callable[..., Any]]:
+        """By question."""
+        raise NotImplementedError
+
+    def anew(self, who: str, provider: str, **more: Any) -> Engine:
+        """Another engine, instead of all that there was."""
+        self.close()
+        engine = open_engine(f"{who} {self.rank}", provider, secret=self._secret, **more)
+        self.engine = self._held.enter_context(engine)
+        return engine
+
+    def close(self) -> None:
+        self.arrays, self.engine = {}, None
+        self._held.close()
 
 
-@dataclass
-class Trainer:
-    """The state between the parent's questions."""
+class Trainer(Role):
+    """Publishes its shard; takes no part in a fetch."""
 
-    file: Path
-    rank: int
-    secret: bytes
-    engine: Engine | None = None
-    arrays: dict[str, Any] = field(default_factory=dict[str, Any])
     publication: Publication | None = None
+
+    def answers(self) -> dict[str, Callable[..., Any]]:
+        return {"open": self.open, "publish": self.publish}
 
     def open(self, provider: str, memory: str) -> str:
         """A new engine with this rank's shard, sliced from the file; where it is found."""
-        self.close()
-        engine = open_engine(
-            f"trainer {self.rank}", provider, secret=self.secret, listen=listen_for(provider)
-        )
-        self.engine = engine
-        source, _ = layouts(self.file)
-        self.arrays = place(engine, sliced(self.file, source, self.rank), memory)
+        self.publication = None
+        engine = self.anew("trainer", provider, listen=listen_for(provider))
+        self.arrays = place(engine, sliced(self._file, self.source, self.rank), memory)
         return pick_address(engine.addresses, provider)
 
     def publish(self, version: int) -> None:
@@ -88,59 +101,39 @@ class Trainer:
 
         if self.engine is None:
             raise InvalidUse("open comes first")
-        if self.publication is None:
-            source, _ = layouts(self.file)
-            self.publication = publish(
-                self.engine,
-                _NAME,
-                self.arrays,
-                version,
-                layout=source,
-                rank=self.rank,
-                mode="live",
-            )
-            return
-        with self.publication.writing(version):
-            step(self.arrays)
-
-    def close(self) -> None:
-        self.arrays = {}
         if self.publication is not None:
-            self.publication.close()
-            self.publication = None
-        if self.engine is not None:
-            self.engine.close()
-            self.engine = None
+            with self.publication.writing(version):
+                step(self.arrays)
+            return
+        layout, rank = self.source, self.rank
+        made = publish(
+            self.engine, _NAME, self.arrays, version, layout=layout, rank=rank, mode="live"
+        )
+        self.publication = self._held.enter_context(made)
 
 
-@dataclass
-class Reader:
-    """The state between the parent's questions."""
+class Reader(Role):
+    """Fetches its part, and copies as many bytes to compare."""
 
-    file: Path
-    rank: int
-    secret: bytes
-    engine: Engine | None = None
-    arrays: dict[str, Any] = field(default_factory=dict[str, Any])
     subscription: Subscription | None = None
     copies: CopyBuffers | None = None
+
+    def answers(self) -> dict[str, Callable[..., Any]]:
+        return {"open": self.open, "fetch": self.fetch, "copy": self.copy}
 
     def open(self, provider: str, memory: str, sources: Sequence[str]) -> None:
         """A new engine with room for this rank's part."""
         from transport.weights import subscribe
 
-        self.close()
-        engine = open_engine(f"reader {self.rank}", provider, secret=self.secret)
-        self.engine = engine
-        _, target = layouts(self.file)
+        engine, target = self.anew("reader", provider), self.target
         self.arrays = {
             name: like(engine, shape, dtype, memory)
             for name, (shape, dtype) in target.local_shapes(self.rank).items()
         }
-        self.subscription = subscribe(
-            engine, _NAME, self.arrays, sources, layout=target, rank=self.rank
+        self.subscription = self._held.enter_context(
+            subscribe(engine, _NAME, self.arrays, sources, layout=target, rank=self.rank)
         )
-        self.copies = CopyBuffers(self.nbytes)
+        self.copies = self._held.enter_context(CopyBuffers(self.nbytes))
 
     @property
     def nbytes(self) -> int:
@@ -165,18 +158,6 @@ class Reader:
         _wait_until(at)
         times = self.copies.times(self.nbytes, kind, 1, 1)
         return time.monotonic() if times else None
-
-    def close(self) -> None:
-        if self.subscription is not None:
-            self.subscription.close()
-            self.subscription = None
-        self.arrays = {}
-        if self.copies is not None:
-            self.copies.close()
-            self.copies = None
-        if self.engine is not None:
-            self.engine.close()
-            self.engine = None
 
 
 COPIES = tuple(KINDS)

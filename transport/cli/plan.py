@@ -94,13 +94,18 @@ def plan(
     innermost, then fsdp, dp and pp. ep takes the ranks of a stage; it adds none. The time is that
     of the slowest link: transfers x overhead + bytes / bandwidth.
     """
-    from transport.cli.plan_model import load_model
+    from transport.cli.plan_model import is_name_or_file, load_model
     from transport.cli.plan_report import Link
+    from transport.sharding.models import MODELS
 
     places = _places(source, target, ranks_per_host, together)
     if not 0 <= rank < target.size:
         raise click.BadParameter(
             f"there are target ranks 0 to {target.size - 1}", param_hint="'--rank'"
+        )
+    if not is_name_or_file(model):
+        raise click.BadParameter(
+            f"{model} is neither a file nor one of {', '.join(MODELS)}", param_hint="'--model'"
         )
     found = load_model(model, dtype)
     for name in tensors:

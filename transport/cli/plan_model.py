@@ -18,6 +18,7 @@ from transport.sharding.rules import Rule, named
 if TYPE_CHECKING:
     from transport.sharding.models.shape import Table
 
+_SUFFIX = ".safetensors"
 _LIMIT = 100_000_000  # bytes of a table
 
 
@@ -28,6 +29,13 @@ class Model:
     name: str
     table: Table
     rules: tuple[Rule, ...]
+
+
+def is_name_or_file(text: str) -> bool:
+    """Whether `text` is a built-in model's name, a file, or looks like one."""
+    return (
+        text in MODELS or "/" in text or text.endswith((".json", _SUFFIX)) or Path(text).is_file()
+    )
 
 
 def load_model(text: str, dtype: str | None = None) -> Model:
@@ -51,7 +59,7 @@ def _load(text: str) -> Model:
     if not file.is_file():
         reason = f"--model {text} is neither a file nor one of {', '.join(MODELS)}"
         raise Unavailable(reason, "give FILE.safetensors.index.json, or a table shapes.json")
-    if file.suffix == ".safetensors" or file.name.endswith(".index.json"):
+    if file.suffix == _SUFFIX or file.name.endswith(".index.json"):
         return _checkpoint(file)
     return _listed(file)
 

@@ -96,6 +96,13 @@ def test_layouts_are_drawn_of_what_weighs_most_or_of_a_tensor(model):
     assert "has no x" in none.output
 
 
+def test_a_model_that_nobody_knows():
+    done = run("--model", "nomodel", "--from", "fsdp=2", "--to", "tp=2")
+    assert done.exit_code == 2
+    assert "deepseek-v3" in done.output
+    assert "llama-3-405b" in done.output
+
+
 def test_another_type_for_all(model):
     assert asked(model, "fsdp=2", "tp=2", "--dtype", "float32")["bytes"] == 2 * NBYTES
 
