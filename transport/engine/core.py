@@ -367,7 +367,8 @@ class Core:
             raise Unavailable(f"no provider can be used: {reasons or 'none was asked for'}")
         if "verbs" in self._endpoints:
             self.cache = LocalCache(self.regions)
-            self.regions.nearest = self._endpoints["verbs"].near.of_memory  # type: ignore[attr-defined]
+            near = self._endpoints["verbs"].near  # type: ignore[attr-defined]
+            self.regions.nearest, self.regions.nearest_gpu = near.of_memory, near.of_gpu
             self.words.registered = True
             self._register_with_care(self.cache)
 

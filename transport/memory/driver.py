@@ -83,7 +83,7 @@ def driver() -> GpuDriver:
         version=version_text(platform, facts.version),
         file=text(facts.file),
         missing=tuple(text(facts.missing).split()),
-        devices=tuple(_device(ordinal) for ordinal in range(facts.devices)),
+        devices=tuple(gpu_device(ordinal) for ordinal in range(facts.devices)),
     )
 
 
@@ -94,7 +94,8 @@ def version_text(platform: str, number: int) -> str:
     return f"{number // 10_000_000}.{number // 100_000 % 100}.{number % 100_000}"
 
 
-def _device(ordinal: int) -> GpuDevice:
+def gpu_device(ordinal: int) -> GpuDevice:
+    """One of the driver's. Raises Unavailable without a driver, InvalidUse for no device."""
     facts: Any = ffi.new("struct tn_gpu_device_facts *")
     check(lib.tn_gpu_device(ordinal, facts))
     return GpuDevice(

@@ -37,6 +37,9 @@ class Extent(NamedTuple):
     pooled: bool  # in memory that this library took
 
 
+_EMPTY = Extent(HOST, -1, 0, 0, 0, 0, pooled=False)
+
+
 def extent_at(address: int, nbytes: int) -> Extent:
     """Of any address; raises InvalidUse where the memory is of several GPUs, or not all there."""
     found = ffi.new(_OUT)
@@ -57,6 +60,8 @@ def extent_of(view: View, start: int, nbytes: int) -> Extent:
 
     Raises InvalidUse where the driver knows nothing of it: then it must not be touched.
     """
+    if not nbytes:
+        return _EMPTY
     found = extent_at(start, nbytes)
     if found.kind in (GPU, MANAGED):
         return found

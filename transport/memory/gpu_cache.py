@@ -96,7 +96,7 @@ class GpuCache:
     def _register(self, view: View, extent: Extent) -> NativeRegion:
         self.misses += 1
         where = extent.start, extent.nbytes
-        region = self._table.open_bytes(where, NOBODY, None, view.readonly, gpu=True)
+        region = self._table.open_bytes(where, NOBODY, None, view.readonly, gpu=extent)
         if not extent.identity or (not extent.pooled and storage_of(view) is None):
             region.temporary = True  # nothing tells when it is another's: closed after its use
             return region

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from transport.ffi.gate import Gate
+    from transport.memory.gpu import Extent
     from transport.memory.pool import Pool
     from transport.memory.registering import Progress
 
@@ -87,6 +88,7 @@ class RegionTable:
         self.manner = Manner()
         self.reclaim: Callable[[], bool] = lambda: False  # frees locked memory that nobody uses
         self.nearest: Callable[[int, int], int] | None = None  # rails for memory: start, length
+        self.nearest_gpu: Callable[[int], int] = lambda _: 0  # rails for a GPU's, by its ordinal
         self._engine = engine  # struct tn_engine *
         self._pool = pool
         self._lock = threading.Lock()
@@ -107,13 +109,12 @@ class RegionTable:
         self, view: View, access: Access, backing: Backing, progress: Progress | None = None
     ) -> NativeRegion:
         """Registers the span of a view's elements, for peers. Raises NativeError."""
-        file, gpu = backing.kind == "file", view.device is not None
-        where, readonly = span_of(view), view.readonly or not backing.writable
-        allocation = extent_of(view, *where).identity if gpu and where[1] else 0
-        keep = view.owner
+        file, where = backing.kind == "file", span_of(view)
+        readonly, keep = view.readonly or not backing.writable, view.owner
+        gpu = None if view.device is None else extent_of(view, *where)
         region = self.open_bytes(where, access, keep, readonly, progress, file=file, gpu=gpu)
         region.identity = identity_of(view)
-        region.allocation = allocation
+        region.allocation = 0 if gpu is None else gpu.identity
         with self._lock:
             self._live[region] = None
             self._sorted = None
@@ -128,14 +129,14 @@ class RegionTable:
         progress: Progress | None = None,
         *,
         file: bool = False,
-        gpu: bool = False,
+        gpu: Extent | None = None,
     ) -> NativeRegion:
         """Registers bytes that `find` shall not find: their owner keeps the region himself.
 
         `file` and `gpu` tell what kind of memory it is.
         """
         start, length = extent
-        segment = self._pool.find(start) if length and not gpu else ffi.NULL
+        segment = self._pool.find(start) if length and gpu is None else ffi.NULL
         where = start, length, access.value, segment
         # Without NICs a file's pages come as they are read, which may be few of them.
         manner = replace(self.manner, prefault=0) if file and not self.nearest else self.manner
@@ -148,7 +149,9 @@ class RegionTable:
                 raise
             pointer = making.run(readonly)
         region = NativeRegion(self, pointer, start, length, keep)
-        if self.nearest is not None and not gpu:
+        if gpu is not None:
+            lib.tn_region_prefer_rails(pointer, self.nearest_gpu(gpu.device))
+        elif self.nearest is not None:
             lib.tn_region_prefer_rails(pointer, self.nearest(start, length))
         if lib.tn_region_missing(pointer):
             _log.warning("a region is not registered with every rail: %s", explain(region))

@@ -1,0 +1,1 @@
+"""Measures that need a GPU."""
