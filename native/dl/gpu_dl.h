@@ -98,7 +98,9 @@
     X(required, int, stream_close, "cuStreamDestroy", "_v2", 4000, "hipStreamDestroy", (void *stream)) \
     X(required, int, stream_wait, "cuStreamWaitEvent", "", 3020, "hipStreamWaitEvent", \
       (void *stream, void *event, unsigned flags)) \
-    X(optional, int, stream_wait_word, "cuStreamWaitValue32", "_v2", 11070, "hipStreamWaitValue32", \
+    X(optional, int, wait_word, "cuStreamWaitValue32", "_v2", 11070, "", \
+      (void *stream, uint64_t address, uint32_t value, unsigned flags)) \
+    X(optional, int, hip_wait_word, "", "", 0, "hipStreamWaitValue32", \
       (void *stream, uint64_t address, uint32_t value, unsigned flags, uint32_t mask)) \
     X(required, int, event_open, "cuEventCreate", "", 2000, "hipEventCreateWithFlags", \
       (void **event, unsigned flags)) \

@@ -202,6 +202,11 @@ static int copy(const struct tn_gpu *gpu, void *stream, uint64_t to, uint64_t fr
     return TN_GPU_CALL(gpu, copy, to, from, bytes, stream);
 }
 
+static int wait_word(const struct tn_gpu *gpu, void *stream, uint64_t address, uint32_t least)
+{
+    return TN_GPU_CALL(gpu, wait_word, stream, address, least, CU_STREAM_WAIT_VALUE_GEQ);
+}
+
 static int then(const struct tn_gpu *gpu, void *stream, void (*call)(void *), void *context)
 {
     return TN_GPU_CALL(gpu, then, stream, call, context);
@@ -248,6 +253,7 @@ const struct tn_gpu_way tn_gpu_cuda = {
     .peer = peer,
     .pointer = pointer,
     .copy = copy,
+    .wait_word = wait_word,
     .then = then,
     .flush = flush,
     .ipc_flag = ipc_flag,

@@ -31,6 +31,8 @@ struct tn_gpu_way {
     int (*peer)(struct tn_gpu *gpu, int peer); /* for the current device */
     int (*pointer)(const struct tn_gpu *gpu, uint64_t address, struct tn_gpu_pointer *out);
     int (*copy)(const struct tn_gpu *gpu, void *stream, uint64_t to, uint64_t from, uint64_t bytes);
+    /* Until the word there is at least that. */
+    int (*wait_word)(const struct tn_gpu *gpu, void *stream, uint64_t address, uint32_t least);
     int (*then)(const struct tn_gpu *gpu, void *stream, void (*call)(void *), void *context);
     int (*flush)(const struct tn_gpu *gpu, int device);
     unsigned (*ipc_flag)(const struct tn_gpu *gpu);

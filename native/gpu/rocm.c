@@ -203,6 +203,12 @@ static int copy(const struct tn_gpu *gpu, void *stream, uint64_t to, uint64_t fr
     return TN_GPU_CALL(gpu, hip_copy, to, from, bytes, TN_HIP_COPY_DEFAULT, stream);
 }
 
+static int wait_word(const struct tn_gpu *gpu, void *stream, uint64_t address, uint32_t least)
+{
+    return TN_GPU_CALL(gpu, hip_wait_word, stream, address, least, CU_STREAM_WAIT_VALUE_GEQ,
+                       UINT32_MAX);
+}
+
 struct called {
     void (*call)(void *);
     void *context;
@@ -265,6 +271,7 @@ const struct tn_gpu_way tn_gpu_rocm = {
     .peer = peer,
     .pointer = pointer,
     .copy = copy,
+    .wait_word = wait_word,
     .then = then,
     .flush = flush,
     .ipc_flag = ipc_flag,

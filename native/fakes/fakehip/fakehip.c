@@ -497,13 +497,12 @@ FAKE(0, hipStreamWaitEvent, void *stream, void *event, unsigned flags)
     return note(flags ? hipErrorInvalidValue : fake_stream_wait(stream, event));
 }
 
-FAKE(40400000, hipStreamWaitValue32, void *stream, void *address, uint32_t value, unsigned flags,
+FAKE(0, hipStreamWaitValue32, void *stream, uint64_t address, uint32_t value, unsigned flags,
      uint32_t mask)
 {
     BEGIN(hipStreamWaitValue32);
-    bool known = flags == 0 && mask == UINT32_MAX;
-    return known ? fake_stream_wait_word(stream, (uint64_t)(uintptr_t)address, value)
-                 : note(CUDA_ERROR_NOT_SUPPORTED);
+    bool known = !flags && mask == UINT32_MAX;
+    return note(known ? fake_stream_wait_word(stream, address, value) : hipErrorInvalidValue);
 }
 
 FAKE(0, hipEventCreateWithFlags, void **event, unsigned flags)
