@@ -36,6 +36,8 @@ void tn_prepared_release(struct tn_transfer *transfer)
         return;
     while (atomic_load(&transfer->starting) && transfer->generation == tn_fork_generation())
         usleep(10);
+    if (transfer->fence && tn_transfer_is_quiet(transfer)) /* of a run that never began */
+        tn_transfer_fence(transfer, NULL);
     pthread_mutex_lock(&peer->engine->active_lock);
     tn_list_remove(&transfer->prepared);
     pthread_mutex_unlock(&peer->engine->active_lock);
@@ -122,7 +124,7 @@ int tn_transfer_start(struct tn_transfer *transfer, uint64_t lifetime_ns)
 static bool is_brief(struct tn_transfer *transfer, struct tn_peer *peer)
 {
     const struct tn_link_ops *ops = transfer->link_ops;
-    return ops && ops->at_once && !transfer->notify &&
+    return ops && ops->at_once && !transfer->notify && !transfer->fence &&
            transfer->bytes <= transfer->host->chunk_bytes && tn_transfer_is_quiet(transfer) &&
            tn_transfer_status(transfer) == TN_OK && is_alone(transfer) &&
            atomic_load(&peer->state) == TN_OK && !atomic_load(&transfer->sealed) &&

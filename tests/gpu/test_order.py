@@ -292,3 +292,29 @@ def test_every_writes_ordering(gpu: GpuDouble, ordering: int):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout[-2000:]
     assert "1 passed" in done.stdout
+
+
+def test_steps_that_run_without_python(gpu: GpuDouble, ends: Ends):
+    """What syncs of weights are made of."""
+    from transport.engine.sequence import Step, Steps
+
+    marker = bytearray(8)
+    other = ends.far.register(bytearray(b"expected"))
+    first = ends.near.prepare([Write(ends.source, ends.remote)])
+    second = ends.near.prepare([Read(other.remote(), marker)])
+    steps = Steps(ends.near._core, [Step([first]), Step([second], marker, b"expected")])
+    for value in (3, 4):
+        gpu.ctl("hold", 1)
+        gpu.fill(ends.source.data_ptr(), value, 4096, 0)
+        threading.Timer(0.05, gpu.ctl, ("hold", 0)).start()
+        assert steps.run(WAIT)
+        assert set(ends.target) == {value}
+    gpu.ctl("hold", 1)
+    gpu.fill(ends.source.data_ptr(), 5, 4096, 0)
+    assert not steps.run(0.05)  # the second was not begun
+    gpu.ctl("hold", 0)
+    with pytest.raises(DeadlineExceeded):
+        first.wait(WAIT)
+    first.close()
+    second.close()
+    assert set(ends.target) == {4}

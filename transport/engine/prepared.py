@@ -155,16 +155,19 @@ class Prepared(Transfer, Closing):
     def _start_fenced(self, lifetime: int, stream: Any) -> None:
         self._fence = order.fence(self._core, self._devices, stream)
         try:
-            for flight in self._flights:
-                lib.tn_transfer_fence(flight.pointer, self._fence)
+            self._follow(self._fence)
             self._start_all(lifetime)
         except BaseException:
-            for flight in self._flights:
-                lib.tn_transfer_fence(flight.pointer, ffi.NULL)
+            self._follow(ffi.NULL)
             raise
         finally:
             order.close(self._fence)
             self._fence = ffi.NULL
+
+    def _follow(self, fence: Any) -> None:
+        """The next run begins once the fence has passed; NULL: at once."""
+        for flight in self._flights:
+            lib.tn_transfer_fence(flight.pointer, fence)
 
     def run(self, timeout: float | None = None) -> Self:
         """`start()` and `wait(timeout)`, in one native call where it is one transfer."""

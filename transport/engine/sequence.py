@@ -1,7 +1,8 @@
 """Prepared transfers in steps, run by one call into C.
 
-May import prepared, transfer, submit, ffi and errors. For what is done again and again and whose
-every step is known before it begins: between two steps, and for each transfer, no Python runs.
+May import prepared, transfer, submit, order, ffi and errors. For what is done again and again and
+whose every step is known before it begins: between two steps, and for each transfer, no Python
+runs.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from transport.engine import order
 from transport.engine.submit import lifetime_ns
 from transport.engine.transfer import slice_ns
 from transport.errors import InvalidUse, Status
@@ -83,6 +85,7 @@ class Steps:
         for it in self._prepared:
             it._runs += 1
         status = _PENDING
+        fence = self._follow_gpus()
         try:
             while status == _PENDING and not self.stopped and (left := slice_ns(end)):
                 with core:
@@ -92,7 +95,28 @@ class Steps:
                 raise
         finally:
             self.at, self.begun = native.at, native.begun
+            self._let_go(fence)
         return status == _OK
+
+    def _follow_gpus(self) -> Any:
+        """Transfers of GPU memory begin when what is in the GPUs' streams now is done."""
+        devices = {device for it in self._prepared for device in it._devices}
+        if not devices:
+            return ffi.NULL
+        with self._core as core:
+            fence = order.fence(core, devices, None)
+            for it in self._prepared:
+                if it._devices:
+                    it._follow(fence)
+        return fence
+
+    def _let_go(self, fence: Any) -> None:
+        if not fence:
+            return
+        for it in self._prepared:
+            if it._devices and it.quiet:  # it was not begun: a later run follows what is later
+                it._follow(ffi.NULL)
+        order.close(fence)
 
     def _keep(self, made: Any) -> Any:
         self._held.append(made)
