@@ -46,7 +46,7 @@ static int attribute(const struct tn_gpu *gpu, int device, int which)
     return gpu->lib.device_attribute(&value, which, gpu->ordinals[device]) ? 0 : value;
 }
 
-static int device_facts(const struct tn_gpu *gpu, int device, struct tn_gpu_device_facts *out)
+static int device_facts(struct tn_gpu *gpu, int device, struct tn_gpu_device_facts *out)
 {
     int rdma = attribute(gpu, device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED);
     *out = (struct tn_gpu_device_facts){

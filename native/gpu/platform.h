@@ -25,7 +25,7 @@ struct tn_gpu_way {
                      union tn_gpu_properties *out);
     int (*import)(const struct tn_gpu *gpu, int fd, uint64_t *handle);
     int (*dmabuf)(struct tn_gpu *gpu, uint64_t address, uint64_t bytes, int *fd, uint64_t *offset);
-    int (*device)(const struct tn_gpu *gpu, int device, struct tn_gpu_device_facts *out);
+    int (*device)(struct tn_gpu *gpu, int device, struct tn_gpu_device_facts *out);
     int (*enter)(struct tn_gpu *gpu, int device, bool create, struct tn_gpu_scope *scope);
     void (*leave)(const struct tn_gpu *gpu, struct tn_gpu_scope *scope);
     int (*peer)(struct tn_gpu *gpu, int peer); /* for the current device */

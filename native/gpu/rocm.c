@@ -81,7 +81,7 @@ static int attribute(const struct tn_gpu *gpu, int device, int which)
     return 0;
 }
 
-static int device_facts(const struct tn_gpu *gpu, int device, struct tn_gpu_device_facts *out)
+static int device_facts(struct tn_gpu *gpu, int device, struct tn_gpu_device_facts *out)
 {
     bool newest = !before(gpu, 7, 1);
     bool virtual = gpu->lib.memory_create &&
@@ -94,7 +94,8 @@ static int device_facts(const struct tn_gpu *gpu, int device, struct tn_gpu_devi
         .direct_rdma = true,
         .direct_rdma_virtual =
             newest ? attribute(gpu, device, TN_HIP_DIRECT_RDMA_VIRTUAL) : virtual,
-        .dmabuf = newest ? attribute(gpu, device, TN_HIP_DMABUF) : true,
+        .dmabuf = newest ? attribute(gpu, device, TN_HIP_DMABUF)
+                         : gpu->lib.range_handle || open_hsa(gpu) == TN_OK,
         .integrated = attribute(gpu, device, TN_HIP_INTEGRATED),
         .large_bar = attribute(gpu, device, TN_HIP_LARGE_BAR),
         .flush_options = -1,

@@ -1,5 +1,6 @@
 /* The GPU room over the doubles of both drivers, in every version whose interface differs. */
 #include <fcntl.h>
+#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -159,6 +160,65 @@ static bool makes_dmabufs(void)
     return facts->platform == TN_GPU_CUDA || facts->version >= 50700000;
 }
 
+/* M#3769, Mooncake#751: what a version has is found out, not assumed. */
+static void test_dmabuf_is_told(void)
+{
+    struct tn_gpu_device_facts device;
+    CHECK(tn_gpu_device(0, &device) == TN_OK);
+    CHECK(device.dmabuf == makes_dmabufs());
+}
+
+/* J2: a device that orders a NIC's writes itself is left alone, any other is flushed. */
+static void test_flush(void)
+{
+    struct tn_gpu_device_facts device;
+    long before = gpu_get("flushes");
+    CHECK(tn_gpu_device(0, &device) == TN_OK);
+    CHECK(tn_gpu_flush_writes(0) == TN_OK);
+    bool needed = device.writes_ordering == 0 && device.flush_options & 1;
+    CHECK(gpu_get("flushes") == before + needed);
+    uint64_t memory = gpu_alloc(0, 100);
+    bool can = !gpu_symbol("hipInit") || gpu_symbol("hipPointerSetAttribute");
+    CHECK(tn_gpu_sync_memops(memory) == (can ? TN_OK : TN_UNAVAILABLE));
+    CHECK(gpu_get("sync_memops") == can);
+    gpu_free(memory);
+}
+
+/* M#2089: a thread that never touched the driver; and none of its calls leaves a context current.
+ */
+static void *from_a_new_thread(void *context)
+{
+    uint64_t memory = *(uint64_t *)context;
+    int (*current)(void **) = NULL;
+    void *stream, *pinned, *found = gpu_symbol("cuCtxGetCurrent"), *left = NULL;
+    memcpy(&current, &found, sizeof(found));
+    CHECK(tn_gpu_stream_open(0, &stream) == TN_OK);
+    CHECK(tn_gpu_pinned_alloc(4096, &pinned) == TN_OK);
+    memset(pinned, 9, 4096);
+    CHECK(tn_gpu_copy(0, stream, memory, (uintptr_t)pinned, 4096) == TN_OK);
+    wait_for(0, stream);
+    CHECK(tn_gpu_pinned_free(pinned) == TN_OK && tn_gpu_stream_close(0, stream) == TN_OK);
+    CHECK(!current || (current(&left) == 0 && !left));
+    return NULL;
+}
+
+static void test_threads(void)
+{
+    pthread_t threads[4];
+    uint64_t memory = gpu_alloc(0, 4 * 4096), parts[4];
+    for (uint64_t i = 0; i < 4; i++) {
+        parts[i] = memory + i * 4096;
+        CHECK(pthread_create(&threads[i], NULL, from_a_new_thread, &parts[i]) == 0);
+    }
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    unsigned char *seen = gpu_peek(memory, 4 * 4096);
+    CHECK(seen[0] == 9 && seen[4 * 4096 - 1] == 9);
+    gpu_unpeek(seen, 4 * 4096);
+    gpu_free(memory);
+    nothing_left();
+}
+
 static void test_dmabuf(void)
 {
     int before = descriptors(), fd = -1;
@@ -182,15 +242,18 @@ static void test_dmabuf(void)
 static void test_contexts(void)
 {
     struct tn_gpu_scope outer, inner;
+    struct tn_gpu_pointer pointer;
+    CHECK(gpu_get("contexts") == 0);
     if (!gpu_symbol("cuInit"))
         return; /* HIP has none */
-    long contexts = gpu_get("contexts");
-    CHECK(tn_gpu_enter(1, false, &outer) == (contexts == 2 ? TN_OK : TN_UNAVAILABLE));
-    if (contexts == 2)
-        tn_gpu_leave(&outer);
-    CHECK(tn_gpu_enter(0, true, &outer) == TN_OK);
-    CHECK(gpu_get("contexts") == (contexts > 1 ? contexts : 1));
-    CHECK(tn_gpu_enter(1, true, &inner) == TN_OK && inner.entered);
+    CHECK(tn_gpu_pointer((uintptr_t)&outer, &pointer) == TN_OK);
+    CHECK(tn_gpu_enter(0, false, &outer) == TN_UNAVAILABLE && gpu_get("contexts") == 0);
+    gpu_free(gpu_alloc(0, 100));
+    void *pinned;
+    CHECK(tn_gpu_pinned_alloc(100, &pinned) == TN_OK && tn_gpu_pinned_free(pinned) == TN_OK);
+    CHECK(tn_gpu_enter(1, false, &outer) == TN_UNAVAILABLE && gpu_get("contexts") == 1);
+    CHECK(tn_gpu_enter(0, false, &outer) == TN_OK && outer.entered);
+    CHECK(tn_gpu_enter(1, true, &inner) == TN_OK && inner.entered && gpu_get("contexts") == 2);
     tn_gpu_leave(&inner);
     CHECK(tn_gpu_enter(0, true, &inner) == TN_OK && !inner.entered);
     tn_gpu_leave(&inner);
@@ -271,13 +334,16 @@ static void test_faults(void)
 
 static void all(void)
 {
+    test_contexts();
     test_facts();
     test_virtual_memory();
     test_share_by_descriptor();
     test_kinds();
     test_order();
+    test_dmabuf_is_told();
     test_dmabuf();
-    test_contexts();
+    test_flush();
+    test_threads();
     test_peers();
     test_cycles();
     test_faults();
@@ -289,7 +355,8 @@ int main(void)
     gpu_in_child("cuda", "", all);
     gpu_in_child("cuda", "version=11080", all);
     gpu_in_child("cuda", "version=13050 need_context=1", all);
-    gpu_in_child("cuda", "version=12080 coherent=1", all);
+    gpu_in_child("cuda", "version=12080 coherent=1 writes_ordering=200", all);
+    gpu_in_child("cuda", "version=12080 flush_options=0", all);
     gpu_in_child("hip", "version=50221153", all);
     gpu_in_child("hip", "version=50731921", all);
     gpu_in_child("hip", "version=60443484", all);

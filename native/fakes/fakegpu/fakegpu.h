@@ -3,7 +3,9 @@
  *
  *   knobs.c    settings, faults, counters; which functions a version has; the beginning of a call
  *   devices.c  devices, which of them are visible, contexts
- *   memory.c   physical memory, addresses and mappings, host memory
+ *   physical.c physical memory and handles of it
+ *   memory.c   addresses and mappings, memory that is its own mapping
+ *   host.c     host memory that the driver knows
  *   pointer.c  what an address is
  *   share.c    descriptors and handles that other processes open
  *   streams.c  streams as threads, events, copies
@@ -119,7 +121,12 @@ void *fake_context(int ordinal); /* what stands for its primary context */
 int fake_context_ordinal(void *context);
 int fake_enable_peer(int peer); /* for the current device */
 
-/* ---- memory.c */
+/* ---- physical.c, memory.c, host.c */
+static inline uint64_t fake_round_up(uint64_t bytes, uint64_t to)
+{
+    return (bytes + to - 1) / to * to;
+}
+
 struct fake_physical {
     uint64_t id, bytes;
     int fd, device; /* -1: host */
@@ -169,10 +176,15 @@ struct fake_mapping *fake_find_id(enum fake_kind kind, uint64_t id);
 bool fake_is_reserved(uint64_t address);
 struct fake_physical *fake_handle_get(uint64_t handle);
 uint64_t fake_handle_add(struct fake_physical *physical); /* takes over a reference */
+bool fake_fits(int device, uint64_t bytes);
+struct fake_physical *fake_physical_make(size_t bytes, int device);
 struct fake_physical *fake_physical_open(int fd, uint64_t id, uint64_t bytes, int device);
 void fake_physical_drop(struct fake_physical *physical);
 int fake_place(struct fake_physical *physical, enum fake_kind kind, uint64_t bytes, int device,
                uint64_t *address); /* reserves, maps, takes over the reference */
+struct fake_mapping *fake_mapping_add(struct fake_physical *physical, enum fake_kind kind,
+                                      uint64_t address, uint64_t bytes);
+bool fake_overlaps(uint64_t address, uint64_t bytes);
 void fake_remove(struct fake_mapping *mapping);
 
 /* ---- pointer.c */

@@ -1,9 +1,7 @@
-/* Physical memory, addresses for it, and host memory. */
-#define _GNU_SOURCE
+/* Addresses, what is mapped there, and memory that is its own mapping. */
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "fakes/fakegpu/fakegpu.h"
 
@@ -11,181 +9,9 @@ struct range {
     struct range *next;
     uint64_t address, bytes;
 };
-struct handle {
-    struct handle *next;
-    uint64_t number;
-    struct fake_physical *physical;
-};
 static struct range *ranges;
-static struct handle *handles;
 static struct fake_mapping *mappings;
-static uint64_t next_id, next_handle = 0x4000, next_buffer;
-
-static uint64_t up(uint64_t bytes, uint64_t to)
-{
-    return (bytes + to - 1) / to * to;
-}
-
-/* ---- physical memory */
-struct fake_physical *fake_physical_open(int fd, uint64_t id, uint64_t bytes, int device)
-{
-    char *alias = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    struct fake_physical *physical = calloc(1, sizeof(*physical));
-    if (alias == MAP_FAILED || !physical) {
-        free(physical);
-        close(fd);
-        return NULL;
-    }
-    *physical = (struct fake_physical){
-        .id = id, .bytes = bytes, .fd = fd, .device = device, .alias = alias, .refs = 1};
-    fake.physical++;
-    return physical;
-}
-
-static struct fake_physical *make(size_t bytes, int device)
-{
-    int fd = memfd_create("fakegpu", MFD_CLOEXEC);
-    if (fd < 0 || ftruncate(fd, (off_t)bytes)) {
-        if (fd >= 0)
-            close(fd);
-        return NULL;
-    }
-    uint64_t id = (uint64_t)getpid() << 32 | ++next_id;
-    struct fake_physical *physical = fake_physical_open(fd, id, bytes, device);
-    if (physical) {
-        physical->counted = true;
-        fake_devices[device].used += bytes;
-    }
-    return physical;
-}
-
-void fake_physical_drop(struct fake_physical *physical)
-{
-    if (--physical->refs)
-        return;
-    munmap(physical->alias, physical->bytes);
-    close(physical->fd);
-    if (physical->counted)
-        fake_devices[physical->device].used -= physical->bytes;
-    fake.physical--;
-    free(physical);
-}
-
-static bool fits(int device, uint64_t bytes)
-{
-    return fake_devices[device].used + bytes <= (uint64_t)fake.memory;
-}
-
-/* ---- handles: every call that gives one out gives another one, so that a leak shows */
-uint64_t fake_handle_add(struct fake_physical *physical)
-{
-    struct handle *handle = calloc(1, sizeof(*handle));
-    *handle = (struct handle){handles, ++next_handle, physical};
-    handles = handle;
-    fake.handles++;
-    return handle->number;
-}
-
-struct fake_physical *fake_handle_get(uint64_t number)
-{
-    struct handle *handle = handles;
-    while (handle && handle->number != number)
-        handle = handle->next;
-    return handle ? handle->physical : NULL;
-}
-
-static int release(uint64_t number)
-{
-    struct handle **at = &handles;
-    while (*at && (*at)->number != number)
-        at = &(*at)->next;
-    struct handle *gone = *at;
-    if (!gone)
-        return CUDA_ERROR_INVALID_VALUE;
-    *at = gone->next;
-    fake_physical_drop(gone->physical);
-    free(gone);
-    fake.handles--;
-    return CUDA_SUCCESS;
-}
-
-int fake_memory_release(uint64_t number)
-{
-    pthread_mutex_lock(&fake_lock);
-    int error = release(number);
-    pthread_mutex_unlock(&fake_lock);
-    return error;
-}
-
-static int check(const struct fake_properties *properties)
-{
-    if (!fake.vmm)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    if (properties->type != CU_MEM_ALLOCATION_TYPE_PINNED ||
-        properties->location_type != CU_MEM_LOCATION_TYPE_DEVICE)
-        return CUDA_ERROR_INVALID_VALUE;
-    if (!fake_device(properties->device))
-        return CUDA_ERROR_INVALID_DEVICE;
-    if (properties->handle_types & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
-        return CUDA_ERROR_NOT_PERMITTED; /* fabric handles need a service */
-    if (properties->handle_types && !fake.share_fd)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    if (properties->direct_rdma && !fake.rdma_vmm)
-        return CUDA_ERROR_NOT_SUPPORTED;
-    return CUDA_SUCCESS;
-}
-
-int fake_granularity(const struct fake_properties *properties, size_t *bytes)
-{
-    int error = check(properties);
-    if (!error)
-        *bytes = (size_t)fake.granularity;
-    return error;
-}
-
-int fake_memory_create(const struct fake_properties *properties, size_t bytes, uint64_t *handle)
-{
-    int error = check(properties);
-    if (error)
-        return error;
-    if (!bytes || bytes % (size_t)fake.granularity)
-        return CUDA_ERROR_INVALID_VALUE;
-    pthread_mutex_lock(&fake_lock);
-    int device = fake_device_number(fake_device(properties->device));
-    struct fake_physical *physical = fits(device, bytes) ? make(bytes, device) : NULL;
-    if (physical) {
-        physical->direct_rdma = properties->direct_rdma;
-        physical->shareable = properties->handle_types;
-        *handle = fake_handle_add(physical);
-    }
-    pthread_mutex_unlock(&fake_lock);
-    return physical ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-int fake_memory_properties(uint64_t handle, struct fake_properties *out)
-{
-    pthread_mutex_lock(&fake_lock);
-    struct fake_physical *physical = fake_handle_get(handle);
-    if (physical)
-        *out = (struct fake_properties){CU_MEM_LOCATION_TYPE_DEVICE, physical->device,
-                                        physical->shareable, CU_MEM_ALLOCATION_TYPE_PINNED,
-                                        physical->direct_rdma};
-    pthread_mutex_unlock(&fake_lock);
-    return physical ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-int fake_memory_retain(uint64_t address, uint64_t *handle)
-{
-    pthread_mutex_lock(&fake_lock);
-    struct fake_mapping *mapping = fake_find(address);
-    bool found = mapping && mapping->kind == FAKE_VIRTUAL;
-    if (found) {
-        mapping->physical->refs++;
-        *handle = fake_handle_add(mapping->physical);
-    }
-    pthread_mutex_unlock(&fake_lock);
-    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
+static uint64_t next_buffer;
 
 /* ---- addresses */
 struct fake_mapping *fake_find(uint64_t address)
@@ -226,7 +52,7 @@ static int reserve(size_t bytes, size_t alignment, uint64_t *address)
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (found == MAP_FAILED)
         return CUDA_ERROR_OUT_OF_MEMORY;
-    char *aligned = (char *)(uintptr_t)up((uint64_t)(uintptr_t)found, alignment);
+    char *aligned = (char *)(uintptr_t)fake_round_up((uint64_t)(uintptr_t)found, alignment);
     size_t before = (size_t)(aligned - found), after = alignment - before;
     if (before)
         munmap(found, before);
@@ -289,8 +115,8 @@ int fake_unreserve(uint64_t address, size_t bytes)
 }
 
 /* ---- mappings */
-static struct fake_mapping *add(struct fake_physical *physical, enum fake_kind kind,
-                                uint64_t address, uint64_t bytes)
+struct fake_mapping *fake_mapping_add(struct fake_physical *physical, enum fake_kind kind,
+                                      uint64_t address, uint64_t bytes)
 {
     struct fake_mapping *mapping = calloc(1, sizeof(*mapping));
     *mapping = (struct fake_mapping){.next = mappings,
@@ -329,7 +155,7 @@ void fake_remove(struct fake_mapping *gone)
     free(gone);
 }
 
-static bool overlaps(uint64_t address, uint64_t bytes)
+bool fake_overlaps(uint64_t address, uint64_t bytes)
 {
     for (struct fake_mapping *mapping = mappings; mapping; mapping = mapping->next)
         if (address < mapping->address + mapping->bytes && mapping->address < address + bytes)
@@ -344,12 +170,12 @@ static int map(uint64_t address, size_t bytes, size_t offset, uint64_t handle)
     if (!physical || !range || offset || bytes != physical->bytes ||
         address % (uint64_t)fake.granularity || address + bytes > range->address + range->bytes)
         return CUDA_ERROR_INVALID_VALUE;
-    if (overlaps(address, bytes))
+    if (fake_overlaps(address, bytes))
         return CUDA_ERROR_ALREADY_MAPPED;
     if (!put(physical, address))
         return CUDA_ERROR_MAP_FAILED;
     physical->refs++;
-    add(physical, FAKE_VIRTUAL, address, bytes);
+    fake_mapping_add(physical, FAKE_VIRTUAL, address, bytes);
     return CUDA_SUCCESS;
 }
 
@@ -435,7 +261,7 @@ int fake_place(struct fake_physical *physical, enum fake_kind kind, uint64_t byt
         fake_physical_drop(physical);
         return error;
     }
-    struct fake_mapping *mapping = add(physical, kind, *address, physical->bytes);
+    struct fake_mapping *mapping = fake_mapping_add(physical, kind, *address, physical->bytes);
     mapping->asked = bytes;
     mapping->device = device;
     mapping->opened = kind == FAKE_IPC;
@@ -451,8 +277,9 @@ int fake_alloc(int ordinal, size_t bytes, uint64_t *address)
     if (!bytes)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&fake_lock);
-    uint64_t whole = up(bytes, (uint64_t)fake.granularity);
-    struct fake_physical *physical = fits(device, whole) ? make(whole, device) : NULL;
+    uint64_t whole = fake_round_up(bytes, (uint64_t)fake.granularity);
+    struct fake_physical *physical =
+        fake_fits(device, whole) ? fake_physical_make(whole, device) : NULL;
     int error = CUDA_ERROR_OUT_OF_MEMORY;
     if (physical) {
         physical->direct_rdma = fake.rdma;
@@ -483,67 +310,6 @@ int fake_free(uint64_t address)
     }
     pthread_mutex_unlock(&fake_lock);
     return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-/* ---- host memory */
-int fake_host_alloc(enum fake_kind kind, size_t bytes, uint64_t *address)
-{
-    if (!bytes)
-        return CUDA_ERROR_INVALID_VALUE;
-    uint64_t whole = up(bytes, FAKE_PAGE);
-    void *made = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (made == MAP_FAILED)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&fake_lock);
-    *address = (uint64_t)(uintptr_t)made;
-    struct fake_mapping *mapping = add(NULL, kind, *address, whole);
-    struct fake_device *device = fake_device(fake_current());
-    mapping->asked = bytes;
-    mapping->device = device ? fake_device_number(device) : -1;
-    *(kind == FAKE_MANAGED ? &fake.managed : &fake.pinned) += 1;
-    pthread_mutex_unlock(&fake_lock);
-    return CUDA_SUCCESS;
-}
-
-int fake_host_free(uint64_t address, enum fake_kind kind)
-{
-    pthread_mutex_lock(&fake_lock);
-    struct fake_mapping *mapping = fake_find(address);
-    bool found =
-        mapping && mapping->kind == kind && mapping->address == address && !mapping->registered;
-    if (found) {
-        fake_settle();
-        munmap((void *)(uintptr_t)address, mapping->bytes);
-        fake_remove(mapping);
-        fake.pinned--;
-    }
-    pthread_mutex_unlock(&fake_lock);
-    return found ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-int fake_host_register(uint64_t address, size_t bytes)
-{
-    pthread_mutex_lock(&fake_lock);
-    bool taken = !bytes || overlaps(address, bytes);
-    if (!taken) {
-        add(NULL, FAKE_PINNED, address, bytes)->registered = true;
-        fake.pinned++;
-    }
-    pthread_mutex_unlock(&fake_lock);
-    return taken ? CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED : CUDA_SUCCESS;
-}
-
-int fake_host_unregister(uint64_t address)
-{
-    pthread_mutex_lock(&fake_lock);
-    struct fake_mapping *mapping = fake_find(address);
-    bool found = mapping && mapping->registered && mapping->address == address;
-    if (found) {
-        fake_remove(mapping);
-        fake.pinned--;
-    }
-    pthread_mutex_unlock(&fake_lock);
-    return found ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
 /* ---- looking */
@@ -596,7 +362,7 @@ void *fakegpu_peek(uint64_t address, size_t bytes)
 {
     uint64_t first = address / FAKE_PAGE * FAKE_PAGE;
     pthread_mutex_lock(&fake_lock);
-    char *at = peek(first, up(address + bytes - first, FAKE_PAGE));
+    char *at = peek(first, fake_round_up(address + bytes - first, FAKE_PAGE));
     pthread_mutex_unlock(&fake_lock);
     return at ? at + (address - first) : NULL;
 }
