@@ -215,10 +215,23 @@ int tn_gpu_driver(const struct tn_gpu_driver_facts **out)
     return status;
 }
 
-static bool wants_nothing(const struct tn_gpu_choice *choice)
+static bool is_or_empty(const char *wanted, const char *name)
 {
-    return choice->platform == TN_GPU_ANY && !*choice->cuda_library && !*choice->hip_library &&
-           !*choice->hsa_library;
+    return !*wanted || strcmp(wanted, name) == 0;
+}
+
+/* Whether the open driver is what the choice asks for, as far as it asks. */
+static bool content(const struct tn_gpu_choice *choice)
+{
+    bool hip = current->lib.hip;
+    const char *own = hip ? choice->hip_library : choice->cuda_library;
+    const char *other = hip ? choice->cuda_library : choice->hip_library;
+    if (choice->platform == TN_GPU_ANY && *other && !*own)
+        return false;
+    return (choice->platform == TN_GPU_ANY || choice->platform == current->facts.platform) &&
+           (is_or_empty(own, hip ? chosen.hip_library : chosen.cuda_library) ||
+            strcmp(own, current->lib.file) == 0) &&
+           is_or_empty(choice->hsa_library, chosen.hsa_library);
 }
 
 static bool same(const struct tn_gpu_choice *a, const struct tn_gpu_choice *b)
@@ -232,13 +245,12 @@ int tn_gpu_choose(const struct tn_gpu_choice *choice)
 {
     int status = TN_OK;
     pthread_mutex_lock(&lock);
-    bool other = !same(&chosen, choice);
-    if (current && other && !wants_nothing(choice)) {
+    if (current && !content(choice)) {
         status = tn_fail(TN_INVALID,
                          "this process uses %s (%s) for its GPUs already: GPU_PLATFORM and the "
                          "libraries of drivers are chosen once in a process",
                          current->way->name, current->lib.file);
-    } else if (!current && other) {
+    } else if (!current && !same(&chosen, choice)) {
         chosen = *choice;
         decided = false;
     }

@@ -220,10 +220,17 @@ static void adopted(void)
 static void chosen_once(void)
 {
     struct tn_gpu_choice nothing = {.platform = TN_GPU_ANY}, other = {.platform = TN_GPU_ROCM};
-    with("cuda", "", TN_GPU_CUDA);
+    struct tn_gpu_choice same = {.platform = TN_GPU_CUDA}, none = {.platform = TN_GPU_NONE};
+    struct tn_gpu_choice file = {.platform = TN_GPU_ANY, .cuda_library = "/another/libcuda.so.1"};
+    struct tn_gpu_choice hip = {.platform = TN_GPU_ANY, .hip_library = "libamdhip64.so.7"};
+    with("cuda", "", TN_GPU_ANY);
     opened();
-    CHECK(tn_gpu_choose(&nothing) == TN_OK);
+    CHECK(tn_gpu_choose(&nothing) == TN_OK && tn_gpu_choose(&same) == TN_OK);
+    snprintf(same.cuda_library, sizeof(same.cuda_library), "%s", opened()->file);
+    CHECK(tn_gpu_choose(&same) == TN_OK);
     CHECK(tn_gpu_choose(&other) == TN_INVALID && strstr(tn_last_error(), "/fakecuda.so"));
+    CHECK(tn_gpu_choose(&none) == TN_INVALID && tn_gpu_choose(&file) == TN_INVALID);
+    CHECK(tn_gpu_choose(&hip) == TN_INVALID);
     CHECK(opened()->platform == TN_GPU_CUDA);
 }
 

@@ -13,8 +13,8 @@ struct tn_gpu_choice {
     uint32_t platform; /* TN_GPU_ANY: whichever is loaded, or has devices */
     char cuda_library[512], hip_library[512], hsa_library[512];
 };
-/* Before a driver is used. Once one is open it stays: a choice that names nothing is content with
- * it, and one that asks for another driver is TN_INVALID. */
+/* Before a driver is used. Once one is open it stays: a choice that asks for another is TN_INVALID.
+ */
 int tn_gpu_choose(const struct tn_gpu_choice *choice);
 
 struct tn_gpu_driver_facts {
