@@ -38,6 +38,8 @@ enum tn_provider_id {
     TN_PROVIDER_SHM = ...,
     TN_PROVIDER_VERBS = ...,
     TN_PROVIDER_TCP = ...,
+    TN_PROVIDER_GPU_IPC = ...,
+    TN_PROVIDER_STAGED = ...,
     TN_PROVIDER_FIRST_FOREIGN = ...,
     TN_MAX_PROVIDERS = ...,
 };

@@ -14,6 +14,7 @@ struct tn_gpu_driver_facts {
     ...;
 };
 int tn_gpu_driver(const struct tn_gpu_driver_facts **out);
+int tn_gpu_present(void);
 struct tn_gpu_device_facts {
     char name[...], pci[...];
     uint8_t uuid[16];

@@ -127,7 +127,7 @@ class Settings:
         "host memory, require refuses to stage, off keeps NICs away from it",
     )
     providers: tuple[str, ...] = _setting(
-        ("shm", "verbs", "tcp"), kinds.NAMES, "ways to move bytes, most wanted first"
+        ("gpu_ipc", "shm", "verbs", "tcp"), kinds.NAMES, "ways to move bytes, most wanted first"
     )
     tcp_streams: int = _setting(
         4,

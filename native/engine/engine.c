@@ -3,10 +3,12 @@
 #include <unistd.h>
 
 #include "engine/engine.h"
+#include "providers/mover.h"
 
 static void init_locks_and_lists(struct tn_engine *engine)
 {
     pthread_mutex_init(&engine->lock, NULL);
+    pthread_mutex_init(&engine->mover_lock, NULL);
     pthread_mutex_init(&engine->active_lock, NULL);
     pthread_mutex_init(&engine->work_lock, NULL);
     pthread_mutex_init(&engine->settle_lock, NULL);
@@ -21,6 +23,31 @@ static void init_locks_and_lists(struct tn_engine *engine)
     engine->next_deadline = TN_NO_DEADLINE;
     engine->link_tick = UINT64_MAX;
     engine->epoll_fd = engine->wake_fd = engine->event_fd = -1;
+}
+
+static int host_lend(struct tn_host *host, int fd, uint32_t *number)
+{
+    return tn_segments_lend(((struct tn_engine *)host)->segments, fd, number);
+}
+
+static void host_unlend(struct tn_host *host, uint32_t number)
+{
+    tn_segments_unlend(((struct tn_engine *)host)->segments, number);
+}
+
+/* An engine that no GPU copies for pays nothing for it, neither a descriptor nor a look. */
+static int host_mover(struct tn_host *host, struct tn_mover **out)
+{
+    struct tn_engine *engine = (struct tn_engine *)host;
+    int status = TN_OK;
+    pthread_mutex_lock(&engine->mover_lock);
+    if (!engine->mover)
+        status = tn_mover_open(host, &engine->mover);
+    if (status == TN_OK && !engine->providers[TN_PROVIDER_GPU_IPC].ops)
+        status = tn_engine_provider(engine, TN_PROVIDER_GPU_IPC, &tn_mover_ops, engine->mover);
+    *out = engine->mover;
+    pthread_mutex_unlock(&engine->mover_lock);
+    return status;
 }
 
 static void init_host(struct tn_engine *engine)
@@ -45,6 +72,9 @@ static void init_host(struct tn_engine *engine)
     engine->host.rechoose = tn_settle_rechoose;
     engine->host.provider_changed = tn_events_provider;
     engine->host.widen = tn_events_widen;
+    engine->host.lend = host_lend;
+    engine->host.unlend = host_unlend;
+    engine->host.mover = host_mover;
 }
 
 static int check_options(const struct tn_engine_options *options)
@@ -74,6 +104,7 @@ static void free_all(struct tn_engine *engine)
         close(engine->wake_fd);
     tn_aside_release(engine);
     pthread_mutex_destroy(&engine->lock);
+    pthread_mutex_destroy(&engine->mover_lock);
     pthread_mutex_destroy(&engine->active_lock);
     pthread_mutex_destroy(&engine->work_lock);
     pthread_mutex_destroy(&engine->settle_lock);

@@ -70,6 +70,8 @@ struct tn_engine {
     struct tn_engine_options options;
     struct tn_segments *segments;
     struct tn_provider_slot providers[TN_MAX_PROVIDERS];
+    pthread_mutex_t mover_lock; /* a leaf */
+    struct tn_mover *mover;     /* NULL: no GPU has copied yet */
 
     pthread_mutex_t lock; /* peers */
     struct tn_list peers; /* every peer that is not buried */

@@ -228,10 +228,16 @@ int tn_peer_open_self(struct tn_engine *engine, uint64_t cookie, struct tn_peer 
     if (status != TN_OK)
         return status;
     peer->is_self = true;
-    status = tn_peer_attach(peer, TN_PROVIDER_SHM, &tn_self_link_ops, &engine->host);
+    *out = peer;
+    void *self;
+    status = tn_self_link_open(&engine->host, &self);
+    if (status != TN_OK)
+        return status;
+    status = tn_peer_attach(peer, TN_PROVIDER_SHM, &tn_self_link_ops, self);
     if (status == TN_OK)
         come_up(peer, NULL, engine->options.notify_depth);
-    *out = peer;
+    else
+        tn_self_link_ops.free(self);
     return status;
 }
 
@@ -325,10 +331,9 @@ void tn_peer_segment(struct tn_host *host, struct tn_peer *peer, uint32_t number
 {
     (void)host;
     for (uint32_t i = 0; i < peer->n_links; i++) {
-        if (peer->links[i].ops->segment) {
-            peer->links[i].ops->segment(peer->links[i].link, number, fd);
+        const struct tn_attachment *at = &peer->links[i];
+        if (at->ops->segment && at->ops->segment(at->link, number, fd) && fd >= 0)
             return;
-        }
     }
     if (fd >= 0)
         close(fd);

@@ -91,7 +91,7 @@ int tn_region_open_with(struct tn_engine *engine, const struct tn_region_options
     if (status != TN_OK)
         return status;
     region->engine = engine;
-    region->remote.memory = options->memory;
+    tn_regions_kind_set(region, options->memory);
     region->dmabuf_fd = options->memory == TN_MEMORY_DEVICE ? options->dmabuf_fd : -1;
     region->dmabuf_offset = options->dmabuf_offset;
     status = open_in_providers(region);

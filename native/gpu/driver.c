@@ -215,6 +215,49 @@ int tn_gpu_driver(const struct tn_gpu_driver_facts **out)
     return status;
 }
 
+static int present(uint32_t platform)
+{
+    struct tn_gpu_lib *lib = malloc(sizeof(*lib));
+    if (!lib)
+        return tn_fail(TN_NOMEM, "out of memory");
+    bool hip = platform == TN_GPU_ROCM;
+    int status = tn_gpu_lib_open(hip, hip ? chosen.hip_library : chosen.cuda_library, lib);
+    free(lib);
+    return status;
+}
+
+/* The lock is held. */
+static int look_for_one(void)
+{
+    if (chosen.platform == TN_GPU_NONE)
+        return tn_fail(TN_UNAVAILABLE, "GPU_PLATFORM=none: GPUs are not to be used");
+    if (chosen.platform != TN_GPU_ANY)
+        return present(chosen.platform);
+    if (present(TN_GPU_CUDA) == TN_OK)
+        return TN_OK;
+    char why[480];
+    snprintf(why, sizeof(why), "%s", tn_last_error());
+    if (present(TN_GPU_ROCM) == TN_OK)
+        return TN_OK;
+    char other[480];
+    snprintf(other, sizeof(other), "%s", tn_last_error());
+    return tn_fail(TN_UNAVAILABLE, "no GPU driver is here: %s; %s", why, other);
+}
+
+/* Starting it is left to those who need it: that takes long where there are many GPUs, and a
+ * process that has started it cannot fork children that use one. */
+int tn_gpu_present(void)
+{
+    pthread_mutex_lock(&lock);
+    int status = TN_OK;
+    if (!decided)
+        status = look_for_one();
+    else if (!current)
+        status = tn_fail(TN_UNAVAILABLE, "%s", reason);
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
 static bool is_or_empty(const char *wanted, const char *name)
 {
     return !*wanted || strcmp(wanted, name) == 0;

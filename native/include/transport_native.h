@@ -22,6 +22,7 @@
 #include "transport/queue.h"
 #include "transport/notification.h"
 #include "transport/shm.h"
+#include "transport/gpu_ipc.h"
 #include "transport/verbs.h"
 #include "transport/gpu.h"
 #include "transport/device.h"

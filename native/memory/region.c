@@ -194,6 +194,13 @@ int tn_regions_add(struct tn_regions *regions, void *address, uint64_t length, u
     return TN_OK;
 }
 
+void tn_regions_kind_set(struct tn_region *region, uint32_t memory)
+{
+    pthread_mutex_lock(&region->regions->lock);
+    region->remote.memory = memory;
+    pthread_mutex_unlock(&region->regions->lock);
+}
+
 void tn_regions_revoke(struct tn_region *region)
 {
     struct tn_regions *regions = region->regions;
@@ -245,9 +252,6 @@ static int check(const struct tn_remote *remote, const uint8_t *key, uint64_t of
     if (!same_key(remote->key, key))
         return tn_fail(TN_REMOTE_ACCESS, "wrong key for region %llu",
                        (unsigned long long)remote->number);
-    if (remote->memory == TN_MEMORY_DEVICE)
-        return tn_fail(TN_REMOTE_ACCESS, "region %llu is device memory, which only RDMA reaches",
-                       (unsigned long long)remote->number);
     if (access & ~remote->access)
         return tn_fail(TN_REMOTE_ACCESS, "region %llu may not be %s",
                        (unsigned long long)remote->number, access & TN_WRITE ? "written" : "read");
@@ -258,9 +262,9 @@ static int check(const struct tn_remote *remote, const uint8_t *key, uint64_t of
     return TN_OK;
 }
 
-int tn_regions_acquire(struct tn_regions *regions, uint64_t number, uint64_t generation,
-                       const uint8_t key[TN_KEY_BYTES], uint64_t offset, uint64_t length,
-                       uint32_t access, struct tn_region **out)
+int tn_regions_acquire_any(struct tn_regions *regions, uint64_t number, uint64_t generation,
+                           const uint8_t key[TN_KEY_BYTES], uint64_t offset, uint64_t length,
+                           uint32_t access, struct tn_region **out)
 {
     int status = TN_STALE;
     pthread_mutex_lock(&regions->lock);
@@ -275,6 +279,23 @@ int tn_regions_acquire(struct tn_regions *regions, uint64_t number, uint64_t gen
     pthread_mutex_unlock(&regions->lock);
     if (status == TN_STALE)
         return tn_fail(TN_STALE, "region %llu was closed", (unsigned long long)number);
+    return status;
+}
+
+int tn_regions_acquire(struct tn_regions *regions, uint64_t number, uint64_t generation,
+                       const uint8_t key[TN_KEY_BYTES], uint64_t offset, uint64_t length,
+                       uint32_t access, struct tn_region **out)
+{
+    struct tn_region *region;
+    int status =
+        tn_regions_acquire_any(regions, number, generation, key, offset, length, access, &region);
+    if (status == TN_OK && region->remote.memory == TN_MEMORY_DEVICE) {
+        tn_region_unuse(region);
+        return tn_fail(TN_REMOTE_ACCESS, "region %llu is device memory, which no CPU may touch",
+                       (unsigned long long)number);
+    }
+    if (status == TN_OK)
+        *out = region;
     return status;
 }
 

@@ -54,6 +54,8 @@ struct tn_life *tn_regions_life(struct tn_regions *regions);
 /* A new number (or a recycled one with a higher generation) and a random key. */
 int tn_regions_add(struct tn_regions *regions, void *address, uint64_t length, uint32_t access,
                    struct tn_segment *segment, struct tn_region **out);
+/* enum tn_memory_kind; before anybody is told of the region. */
+void tn_regions_kind_set(struct tn_region *region, uint32_t memory);
 /* From now on tn_regions_acquire refuses it and the directory says so. Idempotent. */
 void tn_regions_revoke(struct tn_region *region);
 /* Frees the struct and its number. Only when revoked and users == 0. */
@@ -65,6 +67,10 @@ void tn_regions_each(struct tn_regions *regions, void (*visit)(struct tn_region 
 int tn_regions_acquire(struct tn_regions *regions, uint64_t number, uint64_t generation,
                        const uint8_t key[TN_KEY_BYTES], uint64_t offset, uint64_t length,
                        uint32_t access, struct tn_region **out);
+/* The same, of memory of any kind: for those who touch none by the CPU that it must not. */
+int tn_regions_acquire_any(struct tn_regions *regions, uint64_t number, uint64_t generation,
+                           const uint8_t key[TN_KEY_BYTES], uint64_t offset, uint64_t length,
+                           uint32_t access, struct tn_region **out);
 void tn_region_use(struct tn_region *region);
 void tn_region_unuse(struct tn_region *region);
 
@@ -102,6 +108,10 @@ int tn_segments_add(struct tn_segments *segments, uint64_t bytes, uint32_t acces
                     struct tn_segment **out);
 /* A new descriptor of the segment for a peer (read-only where the segment is), or negative. */
 int tn_segments_export(struct tn_segments *segments, uint32_t number);
+/* A number for a descriptor of another kind (the caller's: a copy is made), until it is taken back.
+ */
+int tn_segments_lend(struct tn_segments *segments, int fd, uint32_t *number);
+void tn_segments_unlend(struct tn_segments *segments, uint32_t number);
 uint32_t tn_segment_access(struct tn_segment *segment);
 
 /* The importer's half: maps a peer's segment after checking its seals and size. Takes the fd. */

@@ -31,8 +31,16 @@
 struct tn_segments {
     pthread_mutex_t lock;
     struct tn_list list;
+    struct tn_list lent;
     uint32_t huge;        /* enum tn_huge_pages */
     uint32_t last_number; /* never used again: peers keep mappings by number */
+};
+
+/* A descriptor that is not a segment's. */
+struct loan {
+    struct tn_list node;
+    uint32_t number;
+    int fd;
 };
 
 struct tn_segment {
@@ -51,6 +59,7 @@ int tn_segments_open(struct tn_segments **out)
         return tn_fail(TN_NOMEM, "no memory for the table of segments");
     pthread_mutex_init(&segments->lock, NULL);
     tn_list_init(&segments->list);
+    tn_list_init(&segments->lent);
     *out = segments;
     return TN_OK;
 }
@@ -60,6 +69,13 @@ void tn_segments_use_huge(struct tn_segments *segments, uint32_t huge)
     segments->huge = huge;
 }
 
+static void return_loan(struct loan *loan)
+{
+    tn_list_remove(&loan->node);
+    close(loan->fd);
+    free(loan);
+}
+
 /* Tensors may live in a segment for longer than the engine: it stays mapped until
  * tn_segment_close. */
 void tn_segments_close(struct tn_segments *segments)
@@ -67,6 +83,8 @@ void tn_segments_close(struct tn_segments *segments)
     struct tn_list *node;
     while ((node = tn_list_take_first(&segments->list)))
         tn_container(node, struct tn_segment, node)->segments = NULL;
+    while ((node = segments->lent.next) != &segments->lent)
+        return_loan(tn_container(node, struct loan, node));
     pthread_mutex_destroy(&segments->lock);
     free(segments);
 }
@@ -106,11 +124,55 @@ static int descriptor(const struct tn_segment *segment)
                    : tn_fail_errno("duplicating the descriptor of segment %u", segment->number);
 }
 
+/* Called with the lock held. */
+static struct loan *find_loan(struct tn_segments *segments, uint32_t number)
+{
+    for (struct tn_list *node = segments->lent.next; node != &segments->lent; node = node->next) {
+        struct loan *loan = tn_container(node, struct loan, node);
+        if (loan->number == number)
+            return loan;
+    }
+    return NULL;
+}
+
+int tn_segments_lend(struct tn_segments *segments, int fd, uint32_t *number)
+{
+    struct loan *loan = calloc(1, sizeof(*loan));
+    if (!loan)
+        return tn_fail(TN_NOMEM, "no memory to lend a descriptor");
+    loan->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    if (loan->fd < 0) {
+        free(loan);
+        return tn_fail_errno("duplicating a descriptor that is lent to a peer");
+    }
+    pthread_mutex_lock(&segments->lock);
+    *number = loan->number = ++segments->last_number;
+    tn_list_append(&segments->lent, &loan->node);
+    pthread_mutex_unlock(&segments->lock);
+    return TN_OK;
+}
+
+void tn_segments_unlend(struct tn_segments *segments, uint32_t number)
+{
+    pthread_mutex_lock(&segments->lock);
+    struct loan *loan = find_loan(segments, number);
+    if (loan)
+        return_loan(loan);
+    pthread_mutex_unlock(&segments->lock);
+}
+
 int tn_segments_export(struct tn_segments *segments, uint32_t number)
 {
     int fd = 0;
     bool found = false;
     pthread_mutex_lock(&segments->lock);
+    struct loan *loan = find_loan(segments, number);
+    if (loan) {
+        found = true;
+        fd = fcntl(loan->fd, F_DUPFD_CLOEXEC, 0);
+        if (fd < 0)
+            fd = tn_fail_errno("duplicating a descriptor that is lent to a peer");
+    }
     for (struct tn_list *node = segments->list.next; node != &segments->list && !found;
          node = node->next) {
         struct tn_segment *segment = tn_container(node, struct tn_segment, node);

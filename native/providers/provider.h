@@ -17,9 +17,10 @@
 #include "memory/region.h"
 #include "transport_native.h"
 
-#define TN_PROVIDER_ABI 5
+#define TN_PROVIDER_ABI 6
 
 struct tn_host;
+struct tn_mover;
 struct tn_transfer;
 
 /* A descriptor in one of the engine's epoll sets, level-triggered. `ready` runs on the thread that
@@ -71,6 +72,12 @@ struct tn_host {
     void (*segment)(struct tn_host *host, struct tn_peer *peer, uint32_t number, int fd);
     void (*want_segment)(struct tn_host *host, struct tn_peer *peer,
                          uint32_t number); /* ask the peer over its stream */
+    /* Gives a descriptor (the caller's) a number under which peers on this host may ask for it as
+     * for a segment, until it is taken back. */
+    int (*lend)(struct tn_host *host, int fd, uint32_t *number);
+    void (*unlend)(struct tn_host *host, uint32_t number);
+    /* The engine's GPU copies, which begin to be there at the first call. */
+    int (*mover)(struct tn_host *host, struct tn_mover **out);
 
     /* Sends a message to the peer's link of the same provider, over the authenticated stream: in
      * order, and never lost while the peer is up. TN_AGAIN: too many wait to be sent. */
@@ -129,8 +136,9 @@ struct tn_link_ops {
     /* The region was revoked: 1 when the peer can no longer touch its memory through this link, 0:
      * ask again. Optional. */
     int (*revoke)(void *link, struct tn_region *region);
-    /* The region's descriptor for a segment arrived (shm). Optional. */
-    void (*segment)(void *link, uint32_t number, int fd);
+    /* The descriptor of a segment arrived: true if this link has asked for it, or knows what it is,
+     * and owns it now. -1: the peer gives none (any more), which all links are told. Optional. */
+    bool (*segment)(void *link, uint32_t number, int fd);
     /* Begins to map extent[1] bytes at extent[0] of the region (shm): see tn_map_begin. Optional.
      */
     int (*map)(void *link, struct tn_peer *peer, const struct tn_remote *remote,

@@ -252,7 +252,8 @@ static void on_want_segment(struct tn_host *host, struct tn_peer *peer, uint32_t
     if (pair->hold)
         return;
     ask(pair, &request, fds);
-    tn_shm_link_ops.segment(pair->connection, number, fds[0]);
+    if (!tn_shm_link_ops.segment(pair->connection, number, fds[0]) && fds[0] >= 0)
+        close(fds[0]);
 }
 
 static void on_work(struct tn_host *host, struct tn_transfer *transfer)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 FALLBACKS = ("allow", "error")
+GPU_ONLY = "gpu_ipc"  # refuses whatever touches no GPU's memory
 SELF = 0  # what an engine copies to and from itself counts as shm's, whatever it may use to others
 
 
@@ -41,11 +42,12 @@ class Paths:
             return self._named(provider, fallback)
         if fallback != "error":
             return self.all
-        first = next((name for name in self.identifiers if name in attached), None)
-        if first is None:
-            known = ", ".join(self.identifiers)
-            raise Unavailable(f"the peer has none of this engine's providers ({known})")
-        return 1 << self.identifiers[first]
+        known = [name for name in self.identifiers if name in attached]
+        if not known:
+            ours = ", ".join(self.identifiers)
+            raise Unavailable(f"the peer has none of this engine's providers ({ours})")
+        first = 1 + (known[0] == GPU_ONLY)  # which leaves host memory to the one after it
+        return _mask(self.identifiers[name] for name in known[:first])
 
     def name(self, number: int) -> str | None:
         """The provider of that number; None before one has taken the transfer."""

@@ -74,7 +74,7 @@ class Provider(Protocol):
 
     @property
     def identifier(self) -> int:
-        """``enum tn_provider_id``; third parties take numbers from 3 to 7."""
+        """``enum tn_provider_id``; third parties take numbers from 5 to 9."""
         ...
 
     def probe(self, settings: Settings) -> Viability:

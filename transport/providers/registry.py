@@ -20,13 +20,14 @@ GROUP = "transport.providers"
 
 # Name -> module and attribute; in the order in which they are wanted by default.
 BUILT_IN = {
+    "gpu_ipc": ("transport.providers.gpu_ipc", "PROVIDER"),
     "shm": ("transport.providers.shm", "PROVIDER"),
     "verbs": ("transport.providers.verbs", "PROVIDER"),
     "tcp": ("transport.providers.tcp", "PROVIDER"),
 }
 
-FIRST_FOREIGN = 3
-IDENTIFIERS = 8
+FIRST_FOREIGN = 5
+IDENTIFIERS = 10
 
 
 def names() -> tuple[str, ...]:

@@ -27,6 +27,8 @@ struct tn_gpu_driver_facts {
 /* Opens the driver at the first call; a library that the process has loaded already is adopted, so
  * that there is never a second copy. Later calls give the same answer. */
 int tn_gpu_driver(const struct tn_gpu_driver_facts **out);
+/* Whether a driver's library is here. Starts none; TN_UNAVAILABLE with the reason. */
+int tn_gpu_present(void);
 
 struct tn_gpu_device_facts {
     char name[128], pci[32]; /* "0000:1b:00.0" */

@@ -202,14 +202,26 @@ static bool give_to_map(struct tn_shm_connection *connection, uint32_t number, i
     return map && fd >= 0;
 }
 
-/* A descriptor that we did not ask for is dropped. No descriptor for a segment that we have mapped
- * means that its owner has closed it: its pages go when we unmap it. */
-static void link_segment(void *link, uint32_t number, int fd)
+static bool is_asked(struct tn_shm_connection *connection, uint32_t number)
+{
+    pthread_mutex_lock(&connection->lock);
+    struct tn_shm_segment *segment = tn_shm_segment_find(connection, number);
+    bool asked = segment && segment->state == TN_SHM_ASKED;
+    pthread_mutex_unlock(&connection->lock);
+    return asked;
+}
+
+/* A descriptor that we did not ask for is another link's. No descriptor for a segment that we have
+ * mapped means that its owner has closed it: its pages go when we unmap it. */
+static bool link_segment(void *link, uint32_t number, int fd)
 {
     struct tn_shm_connection *connection = link;
     struct tn_mapping mapping;
     if (give_to_map(connection, number, fd))
-        return;
+        return true;
+    bool asked = is_asked(connection, number);
+    if (!asked && fd >= 0)
+        return false;
     bool got = fd >= 0 && tn_mapping_open(fd, &mapping) == TN_OK;
     pthread_mutex_lock(&connection->lock);
     struct tn_shm_segment *segment = tn_shm_segment_find(connection, number);
@@ -220,14 +232,12 @@ static void link_segment(void *link, uint32_t number, int fd)
         else
             snprintf(segment->reason, sizeof(segment->reason), "%s",
                      fd < 0 ? "the peer does not give its segment" : tn_last_error());
-        got = false;
     } else if (segment && segment->state == TN_SHM_MAPPED && fd < 0) {
         tn_shm_segment_drop(segment);
     }
     pthread_mutex_unlock(&connection->lock);
-    if (got)
-        tn_mapping_close(&mapping);
     launch_ready(connection);
+    return asked;
 }
 
 static struct tn_transfer *take_listed(struct tn_shm_connection *connection)

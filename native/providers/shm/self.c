@@ -1,12 +1,20 @@
 /* Regions of this very engine. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/copy.h"
 #include "base/status.h"
+#include "gpu/gpu.h"
 #include "memory/backing.h"
+#include "providers/flight.h"
 #include "providers/shm/shm.h"
 
 #define SELF_PIECES 64
+
+struct self {
+    struct tn_flights flights; /* first; of what GPUs copy */
+    struct tn_host *host;
+};
 
 static int self_accepts(void *link, const struct tn_transfer *transfer, char *why, size_t capacity)
 {
@@ -96,10 +104,63 @@ static int run_whole(struct tn_transfer *transfer)
     return run_pieces(transfer, UINT64_MAX);
 }
 
+/* ---- GPU memory ------------------------------------------------------------------------------ */
+static int hold(void *link, struct tn_transfer *transfer, const struct tn_remote *remote,
+                void **held, int *device)
+{
+    struct self *self = link;
+    uint32_t access = transfer->op == TN_OP_WRITE ? TN_WRITE : TN_READ;
+    struct tn_region *region;
+    struct tn_gpu_pointer pointer;
+    int status = tn_regions_acquire_any(self->host->regions, remote->number, remote->generation,
+                                        remote->key, 0, remote->length, access, &region);
+    if (status != TN_OK)
+        return status;
+    if (region->remote.memory == TN_MEMORY_FILE) {
+        tn_region_unuse(region);
+        return tn_fail(TN_NO_PATH, "a GPU does not copy from or to a file");
+    }
+    if (tn_gpu_pointer(region->remote.address, &pointer) == TN_OK)
+        *device = pointer.device;
+    *held = region;
+    return TN_OK;
+}
+
+static uint64_t reach(void *held, uint64_t offset, uint64_t *bytes)
+{
+    *bytes = UINT64_MAX;
+    return ((struct tn_region *)held)->remote.address + offset;
+}
+
+static void unhold(void *link, void *held)
+{
+    (void)link;
+    tn_region_unuse(held);
+}
+
+static const struct tn_flight_ops flight_ops = {.hold = hold, .reach = reach, .unhold = unhold};
+
+/* ---- the link -------------------------------------------------------------------------------- */
+int tn_self_link_open(struct tn_host *host, void **out)
+{
+    struct self *self = calloc(1, sizeof(*self));
+    if (!self)
+        return tn_fail(TN_NOMEM, "no memory for a peer");
+    self->host = host;
+    tn_flights_init(&self->flights, host, self, &flight_ops);
+    *out = self;
+    return TN_OK;
+}
+
 static void self_start(void *link, struct tn_transfer *transfer)
 {
-    struct tn_host *host = link;
+    struct self *self = link;
+    struct tn_host *host = self->host;
     tn_transfer_set_path(transfer, "self");
+    if (tn_flight_remote_device(transfer) || tn_flight_local_device(transfer, NULL)) {
+        tn_flights_start(&self->flights, transfer);
+        return;
+    }
     transfer->copying = tn_copy_plan(transfer->bytes);
     transfer->run = overlaps_itself(transfer) ? run_whole : run_chunk;
     if (!tn_transfer_at_once(transfer)) {
@@ -112,16 +173,25 @@ static void self_start(void *link, struct tn_transfer *transfer)
     tn_transfer_unreference(transfer);
 }
 
-/* Transfers that nobody has run yet stay in the engine's work list, where they end by themselves.
- */
+static void self_cancel(void *link, struct tn_transfer *transfer)
+{
+    struct self *self = link;
+    tn_flights_cancel(&self->flights, transfer);
+}
+
+/* Copies by the CPU that nobody has run yet stay in the engine's work list, where they end by
+ * themselves. */
 static void self_close(void *link, int status, const char *text)
 {
-    (void)link, (void)status, (void)text;
+    struct self *self = link;
+    tn_flights_close(&self->flights, status, text);
 }
 
 static void self_free(void *link)
 {
-    (void)link;
+    struct self *self = link;
+    tn_flights_fini(&self->flights);
+    free(self);
 }
 
 const struct tn_link_ops tn_self_link_ops = {
@@ -129,6 +199,8 @@ const struct tn_link_ops tn_self_link_ops = {
     .name = "self",
     .accepts = self_accepts,
     .start = self_start,
+    .cancel = self_cancel,
     .close = self_close,
     .free = self_free,
+    .device_memory = true,
 };

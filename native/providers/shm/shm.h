@@ -7,7 +7,7 @@
 
 /* link: struct tn_shm_connection */
 extern const struct tn_link_ops tn_shm_link_ops;
-/* link: struct tn_host of the one engine that is both ends */
 extern const struct tn_link_ops tn_self_link_ops;
+int tn_self_link_open(struct tn_host *host, void **out); /* of the one engine that is both ends */
 
 #endif

@@ -26,6 +26,13 @@ def test_masks(provider, fallback, attached, mask):
     assert PATHS.mask(provider, fallback, attached) == mask
 
 
+def test_what_is_for_gpus_only_leaves_host_memory_to_the_next():
+    paths = Paths({"gpu_ipc": 3, "shm": 0, "tcp": 2})
+    assert paths.mask(None, "error", ("gpu_ipc", "shm", "tcp")) == 0b1001
+    assert paths.mask(None, "error", ("shm", "tcp")) == 0b1
+    assert paths.mask("gpu_ipc", None, ()) == 0b1000
+
+
 def test_refusals():
     with pytest.raises(InvalidUse, match="no provider 'x'; it has shm, verbs"):
         PATHS.mask("x", None, ())

@@ -19,7 +19,7 @@ FACTS = LinkFacts(is_unix=False, pid=0, uid=-1, initiator=True, incarnation=byte
 
 class Foreign:
     name = "pigeon"
-    identifier = 3
+    identifier = 5
 
     def probe(self, settings):
         raise NotImplementedError
@@ -34,7 +34,7 @@ def install(monkeypatch, loaded, name="pigeon"):
 
 
 def test_the_built_in_ones_are_listed_in_their_default_order():
-    assert registry.names()[:3] == ("shm", "verbs", "tcp") == Settings().providers
+    assert registry.names()[:4] == ("gpu_ipc", "shm", "verbs", "tcp") == Settings().providers
 
 
 @pytest.mark.parametrize("name", ["shm", "tcp"])
@@ -80,7 +80,7 @@ def test_a_third_party_cannot_take_our_place(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"identifier": 2}, {"identifier": 8}, {"name": "dove"}, {"probe": None, "open": 1}]
+    "changes", [{"identifier": 2}, {"identifier": 10}, {"name": "dove"}, {"probe": None, "open": 1}]
 )
 def test_a_third_party_that_is_none_is_unavailable(monkeypatch, changes):
     provider = Foreign()

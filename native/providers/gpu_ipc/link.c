@@ -1,0 +1,471 @@
+#define _GNU_SOURCE /* pipe2 */
+
+/* The link operations of gpu_ipc, and how two engines come to have it. */
+#include "providers/gpu_ipc/link.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/status.h"
+#include "gpu/gpu.h"
+
+#define MAX_UNREAD 8192 /* messages that came and were not looked at */
+#define TRY_AGAIN_NS 1000000u
+
+/* ---- messages -------------------------------------------------------------------------------- */
+static struct tn_ipc_packet *packet(const void *bytes, size_t length)
+{
+    struct tn_ipc_packet *made = malloc(sizeof(*made) + length);
+    if (!made)
+        return NULL;
+    made->length = length;
+    memcpy(made->bytes, bytes, length);
+    return made;
+}
+
+static int send_now(struct tn_ipc_link *link, const void *bytes, size_t length)
+{
+    return link->host->send_link(link->host, link->peer, TN_PROVIDER_GPU_IPC, bytes, length);
+}
+
+void tn_ipc_post(struct tn_ipc_link *link, const void *bytes, size_t length)
+{
+    if (link->closed)
+        return;
+    if (tn_list_empty(&link->outbox) && send_now(link, bytes, length) != TN_AGAIN)
+        return;
+    struct tn_ipc_packet *later = packet(bytes, length);
+    if (!later) { /* the other end would wait for it for ever */
+        link->host->peer_down(link->host, link->peer, TN_NOMEM, "no memory for a message");
+        return;
+    }
+    tn_list_append(&link->outbox, &later->node);
+    link->host->tick_soon(link->host, link->peer);
+}
+
+/* Whether something is left. */
+static bool flush(struct tn_ipc_link *link)
+{
+    pthread_mutex_lock(&link->lock);
+    while (!tn_list_empty(&link->outbox)) {
+        struct tn_ipc_packet *first = tn_container(link->outbox.next, struct tn_ipc_packet, node);
+        if (send_now(link, first->bytes, first->length) == TN_AGAIN)
+            break;
+        tn_list_remove(&first->node);
+        free(first);
+    }
+    bool left = !tn_list_empty(&link->outbox);
+    pthread_mutex_unlock(&link->lock);
+    return left;
+}
+
+void tn_ipc_protocol(struct tn_ipc_link *link, const char *what)
+{
+    link->host->peer_down(link->host, link->peer, TN_PROTOCOL, what);
+}
+
+static void link_message(void *self, const void *bytes, size_t length)
+{
+    struct tn_ipc_link *link = self;
+    struct tn_ipc_packet *came = packet(bytes, length);
+    const char *wrong = NULL;
+    if (!came || !tn_ipc_message_check(came->bytes, length))
+        wrong =
+            came ? "the peer's gpu_ipc link sent what is no message" : "no memory for a message";
+    pthread_mutex_lock(&link->lock);
+    if (!wrong && link->unread == MAX_UNREAD)
+        wrong = "the peer's gpu_ipc link sends faster than it may";
+    if (!wrong) {
+        tn_list_append(&link->inbox, &came->node);
+        link->unread++;
+    }
+    pthread_mutex_unlock(&link->lock);
+    if (!wrong) {
+        link->host->tick_soon(link->host, link->peer);
+        return;
+    }
+    free(came);
+    tn_ipc_protocol(link, wrong);
+}
+
+static void take_message(struct tn_ipc_link *link, const void *bytes)
+{
+    const struct tn_ipc_head *head = bytes;
+    switch (head->type) {
+    case TN_IPC_ASK:
+        tn_ipc_grant(link, bytes);
+        return;
+    case TN_IPC_TAKEN:
+        tn_ipc_grant_taken(link, head->lease);
+        return;
+    case TN_IPC_RELEASED:
+        tn_ipc_grant_released(link, head->lease);
+        return;
+    }
+    pthread_mutex_lock(&link->lock);
+    if (head->type == TN_IPC_LEASE)
+        tn_ipc_lease_come(link, bytes);
+    else if (head->type == TN_IPC_REFUSE)
+        tn_ipc_lease_refused(link, bytes);
+    else
+        tn_ipc_lease_revoke(link, head->lease);
+    pthread_mutex_unlock(&link->lock);
+}
+
+static void take_messages(struct tn_ipc_link *link)
+{
+    for (;;) {
+        pthread_mutex_lock(&link->lock);
+        struct tn_list *node = tn_list_take_first(&link->inbox);
+        link->unread -= node != NULL;
+        pthread_mutex_unlock(&link->lock);
+        if (!node)
+            return;
+        struct tn_ipc_packet *came = tn_container(node, struct tn_ipc_packet, node);
+        take_message(link, came->bytes);
+        free(came);
+    }
+}
+
+/* ---- transfers ------------------------------------------------------------------------------- */
+/* What is gone or forbidden is so by every way. */
+static bool is_final(int status)
+{
+    return status == TN_STALE || status == TN_REMOTE_ACCESS;
+}
+
+static int wish_of(const struct tn_transfer *transfer)
+{
+    int device;
+    tn_flight_local_device(transfer, &device);
+    return device;
+}
+
+static int check_remote(struct tn_ipc_link *link, const struct tn_remote *remote, int wish,
+                        char *why, size_t capacity)
+{
+    if (remote->memory == TN_MEMORY_FILE ||
+        (remote->memory == TN_MEMORY_HOST && remote->length && remote->segment == TN_NO_SEGMENT)) {
+        snprintf(why, capacity,
+                 "the far memory is private to its process: only pool memory and "
+                 "GPU memory can be mapped");
+        return TN_NO_PATH;
+    }
+    struct tn_ipc_lease *lease = tn_ipc_lease_find(link, remote, wish);
+    if (!lease || lease->state != TN_IPC_REFUSED || is_final(lease->status))
+        return TN_OK;
+    snprintf(why, capacity, "%s", lease->text);
+    return TN_NO_PATH;
+}
+
+static int link_accepts(void *self, const struct tn_transfer *transfer, char *why, size_t capacity)
+{
+    struct tn_ipc_link *link = self;
+    const struct tn_gpu_driver_facts *driver;
+    int wish = wish_of(transfer), status = TN_OK;
+    if (!tn_flight_remote_device(transfer) && !tn_flight_local_device(transfer, NULL)) {
+        snprintf(why, capacity, "neither end is GPU memory");
+        return TN_NO_PATH;
+    }
+    if (tn_gpu_driver(&driver) != TN_OK) {
+        snprintf(why, capacity, "this process has no GPU driver: %s", tn_last_error());
+        return TN_NO_PATH;
+    }
+    pthread_mutex_lock(&link->lock);
+    for (uint64_t i = 0; i < transfer->n_remotes && status == TN_OK; i++)
+        status = check_remote(link, &transfer->remotes[i], wish, why, capacity);
+    pthread_mutex_unlock(&link->lock);
+    return status;
+}
+
+/* Called with the lock held: TN_PENDING until all leases are there; then TN_OK, or why one is not.
+ */
+static int survey(struct tn_ipc_link *link, struct tn_transfer *transfer, bool ask, char *text)
+{
+    int status = TN_OK, wish = (int)transfer->lanes - 1;
+    tn_transfer_set_path(transfer, "direct");
+    for (uint64_t i = 0; i < transfer->n_remotes; i++) {
+        const struct tn_remote *remote = &transfer->remotes[i];
+        struct tn_ipc_lease *lease = tn_ipc_lease_find(link, remote, wish);
+        if (!remote->length)
+            continue;
+        if (!lease && ask && tn_ipc_lease_ask(link, remote, wish) == TN_OK)
+            status = TN_PENDING;
+        else if (!lease)
+            status = tn_fail(ask ? TN_NOMEM : TN_STALE, "%s",
+                             ask ? "no memory for a lease"
+                                 : "the region was closed (or dropped) by its owner");
+        else if (lease->state == TN_IPC_READY)
+            tn_transfer_set_path(transfer, tn_ipc_lease_path(lease));
+        else
+            status = lease->state == TN_IPC_REFUSED ? lease->status : TN_PENDING;
+        if (status < 0) {
+            snprintf(text, TN_TEXT_BYTES, "%s", lease ? lease->text : tn_last_error());
+            return status;
+        }
+    }
+    return status;
+}
+
+/* Its leases are settled. What cannot be mapped may yet be reached by another link. */
+static void launch(struct tn_ipc_link *link, struct tn_transfer *transfer, int status,
+                   const char *text)
+{
+    if (status == TN_OK)
+        tn_flights_start(&link->flights, transfer);
+    else if (is_final(status) || link->closed)
+        tn_transfer_fail(transfer, status, 0, 0, "%s", text);
+    else
+        link->host->rechoose(link->host, transfer, status, text);
+}
+
+static void link_start(void *self, struct tn_transfer *transfer)
+{
+    struct tn_ipc_link *link = self;
+    char text[TN_TEXT_BYTES] = "";
+    transfer->lanes = (uint32_t)(wish_of(transfer) + 1);
+    pthread_mutex_lock(&link->lock);
+    int status = link->closed ? link->flights.status : survey(link, transfer, true, text);
+    if (status == TN_PENDING) {
+        tn_transfer_reference(transfer);
+        transfer->held = 1;
+        tn_list_append(&link->waiting, &transfer->node);
+    }
+    pthread_mutex_unlock(&link->lock);
+    if (status != TN_PENDING)
+        launch(link, transfer, status, text[0] ? text : link->flights.text);
+}
+
+/* Called with the lock held. */
+static bool stop_waiting(struct tn_transfer *transfer)
+{
+    bool waited = transfer->held;
+    transfer->held = 0;
+    if (waited)
+        tn_list_remove(&transfer->node);
+    return waited;
+}
+
+static void link_cancel(void *self, struct tn_transfer *transfer)
+{
+    struct tn_ipc_link *link = self;
+    pthread_mutex_lock(&link->lock);
+    bool waited = stop_waiting(transfer);
+    pthread_mutex_unlock(&link->lock);
+    if (waited)
+        tn_transfer_unreference(transfer);
+    else
+        tn_flights_cancel(&link->flights, transfer);
+}
+
+/* Called with the lock held: the next that need not wait any more, with the list's reference. */
+static struct tn_transfer *take_settled(struct tn_ipc_link *link, int *status, char *text)
+{
+    for (struct tn_list *node = link->waiting.next; node != &link->waiting; node = node->next) {
+        struct tn_transfer *transfer = tn_container(node, struct tn_transfer, node);
+        *status = survey(link, transfer, false, text);
+        if (*status == TN_PENDING)
+            continue;
+        stop_waiting(transfer);
+        return transfer;
+    }
+    return NULL;
+}
+
+static void launch_settled(struct tn_ipc_link *link)
+{
+    for (;;) {
+        char text[TN_TEXT_BYTES] = "";
+        int status = TN_OK;
+        pthread_mutex_lock(&link->lock);
+        struct tn_transfer *transfer = take_settled(link, &status, text);
+        pthread_mutex_unlock(&link->lock);
+        if (!transfer)
+            return;
+        launch(link, transfer, status, text);
+        tn_transfer_unreference(transfer);
+    }
+}
+
+static uint64_t link_tick(void *self, uint64_t now)
+{
+    struct tn_ipc_link *link = self;
+    take_messages(link);
+    tn_ipc_leases_advance(link);
+    launch_settled(link);
+    tn_ipc_leases_forget(link);
+    return flush(link) ? now + TRY_AGAIN_NS : UINT64_MAX;
+}
+
+static bool link_segment(void *self, uint32_t number, int fd)
+{
+    struct tn_ipc_link *link = self;
+    bool taken = tn_ipc_mappings_segment(link, number, fd);
+    if (taken)
+        link->host->tick_soon(link->host, link->peer);
+    return taken;
+}
+
+static int link_revoke(void *self, struct tn_region *region)
+{
+    return tn_ipc_grants_revoke(self, region->remote.number);
+}
+
+static struct tn_transfer *take_waiting(struct tn_ipc_link *link)
+{
+    struct tn_transfer *transfer = NULL;
+    pthread_mutex_lock(&link->lock);
+    if (!tn_list_empty(&link->waiting)) {
+        transfer = tn_container(link->waiting.next, struct tn_transfer, node);
+        stop_waiting(transfer);
+    }
+    pthread_mutex_unlock(&link->lock);
+    return transfer;
+}
+
+static void link_close(void *self, int status, const char *text)
+{
+    struct tn_ipc_link *link = self;
+    struct tn_transfer *transfer;
+    tn_flights_close(&link->flights, status, text);
+    pthread_mutex_lock(&link->lock);
+    link->closed = true;
+    pthread_mutex_unlock(&link->lock);
+    while ((transfer = take_waiting(link))) {
+        tn_transfer_fail(transfer, status, 0, 0, "%s", text);
+        tn_transfer_unreference(transfer);
+    }
+    tn_ipc_leases_close(link);
+    tn_ipc_ledger_end(link->ledger);
+}
+
+static void link_free(void *self)
+{
+    tn_ipc_link_close(self);
+}
+
+static void link_describe(void *self, char *text, size_t capacity)
+{
+    struct tn_ipc_link *link = self;
+    uint64_t leases = 0, mappings = 0;
+    pthread_mutex_lock(&link->lock);
+    for (int i = 0; i < TN_IPC_BUCKETS; i++)
+        for (struct tn_list *node = link->leases[i].next; node != &link->leases[i];
+             node = node->next)
+            leases++;
+    for (struct tn_list *node = link->mappings.next; node != &link->mappings; node = node->next)
+        mappings++;
+    if (leases || mappings)
+        snprintf(text, capacity, "gpu_ipc: %llu regions of the peer in %llu mappings\n",
+                 (unsigned long long)leases, (unsigned long long)mappings);
+    else if (capacity)
+        text[0] = 0;
+    pthread_mutex_unlock(&link->lock);
+}
+
+static const struct tn_link_ops link_ops = {
+    .abi = TN_PROVIDER_ABI,
+    .name = "gpu_ipc",
+    .accepts = link_accepts,
+    .start = link_start,
+    .cancel = link_cancel,
+    .message = link_message,
+    .tick = link_tick,
+    .describe = link_describe,
+    .revoke = link_revoke,
+    .segment = link_segment,
+    .close = link_close,
+    .free = link_free,
+    .device_memory = true,
+};
+
+/* ---- coming to be ---------------------------------------------------------------------------- */
+static void init_lists(struct tn_ipc_link *link)
+{
+    for (int i = 0; i < TN_IPC_BUCKETS; i++)
+        tn_list_init(&link->leases[i]);
+    tn_list_init(&link->pending);
+    tn_list_init(&link->retiring);
+    tn_list_init(&link->mappings);
+    tn_list_init(&link->todo);
+    tn_list_init(&link->waiting);
+    tn_list_init(&link->inbox);
+    tn_list_init(&link->outbox);
+}
+
+int tn_ipc_link_open(struct tn_engine *engine, struct tn_ipc_link **out)
+{
+    struct tn_ipc_link *link = calloc(1, sizeof(*link));
+    if (!link)
+        return tn_fail(TN_NOMEM, "no memory for a connection");
+    if (pipe2(link->life, O_CLOEXEC) != 0) {
+        free(link);
+        return tn_fail_errno("a pipe for a connection");
+    }
+    link->host = tn_engine_host(engine);
+    pthread_mutex_init(&link->lock, NULL);
+    init_lists(link);
+    tn_flights_init(&link->flights, link->host, link, &tn_ipc_flight_ops);
+    *out = link;
+    return TN_OK;
+}
+
+int tn_ipc_link_offer(struct tn_ipc_link *link, int *fd)
+{
+    if (link->life[0] < 0)
+        return tn_fail(TN_INVALID, "the connection is established: it makes no more offers");
+    *fd = link->life[0];
+    return TN_OK;
+}
+
+int tn_ipc_link_accept(struct tn_ipc_link *link, int pid, int fd)
+{
+    if (link->ledger) {
+        close(fd);
+        return tn_fail(TN_INVALID, "the connection has accepted an offer already");
+    }
+    int status = tn_ipc_ledger_open(link->host, fd, pid, &link->ledger);
+    if (status != TN_OK)
+        return status;
+    link->pid = pid;
+    tn_regions_guard_add(link->host->regions, &link->ledger->guard);
+    return TN_OK;
+}
+
+int tn_ipc_link_attach(struct tn_ipc_link *link, struct tn_peer *peer)
+{
+    if (!link->ledger)
+        return tn_fail(TN_INVALID, "the connection has not accepted the peer's offer");
+    link->peer = peer; /* from now on it may be called */
+    int status = tn_peer_attach(peer, TN_PROVIDER_GPU_IPC, &link_ops, link);
+    if (status != TN_OK)
+        return status;
+    close(link->life[0]);
+    link->life[0] = -1;
+    return TN_OK;
+}
+
+static void free_packets(struct tn_list *packets)
+{
+    struct tn_list *node;
+    while ((node = tn_list_take_first(packets)))
+        free(tn_container(node, struct tn_ipc_packet, node));
+}
+
+void tn_ipc_link_close(struct tn_ipc_link *link)
+{
+    link->closed = true; /* nobody else has it */
+    tn_ipc_leases_close(link);
+    if (link->ledger)
+        tn_regions_guard_abandon(link->host->regions, &link->ledger->guard);
+    free_packets(&link->inbox);
+    free_packets(&link->outbox);
+    if (link->life[0] >= 0)
+        close(link->life[0]);
+    tn_flights_fini(&link->flights);
+    pthread_mutex_destroy(&link->lock);
+    free(link);
+}
