@@ -134,8 +134,9 @@ static struct tn_hold *find_idle(struct tn_holds *holds, int device)
     return NULL;
 }
 
-/* The stream waits for the word from here on; the event behind that tells when it has gone on. */
-static int put_on(struct tn_hold *hold, void *stream)
+/* The stream waits for the word from here on; the event behind that tells when it has gone on.
+ * `*lost`: nothing will tell, and the word must never be used again. */
+static int put_on(struct tn_hold *hold, void *stream, bool *lost)
 {
     atomic_store(hold->word, 0);
     hold->next = NULL;
@@ -143,7 +144,8 @@ static int put_on(struct tn_hold *hold, void *stream)
     if (status != TN_OK)
         return status;
     status = tn_gpu_event_record(hold->device, hold->event, stream);
-    if (status != TN_OK)
+    *lost = status != TN_OK;
+    if (*lost)
         atomic_store(hold->word, 1);
     return status;
 }
@@ -154,8 +156,10 @@ static int take(struct tn_holds *holds, int device, void *stream, struct tn_hold
     struct tn_hold *hold = find_idle(holds, device);
     int status = hold ? TN_OK : make(holds, device, &hold);
     if (status == TN_OK) {
-        status = put_on(hold, stream);
-        tn_list_append(status == TN_OK ? &holds->busy : &holds->idle, &hold->node);
+        bool lost = false;
+        status = put_on(hold, stream, &lost);
+        if (!lost)
+            tn_list_append(status == TN_OK ? &holds->busy : &holds->idle, &hold->node);
     }
     pthread_mutex_unlock(&holds->lock);
     *out = hold;

@@ -156,6 +156,20 @@ def test_the_setting_off(gpu: GpuDouble, double: Double, engine: Callable[..., E
     assert "the setting gpu_direct is off" in region.explain()[0]
 
 
+def test_managed_memory_is_never_a_nics(
+    gpu: GpuDouble, double: Double, engine: Callable[..., Engine]
+):
+    """It could be registered as the host's, and then move away."""
+    far, requires = engine(), engine(gpu_direct="require")
+    address = gpu.managed(4096)
+    tensor = gpu.tensor(address, (4096,))
+    before = double.get("registrations")
+    assert "managed memory moves" in far.register(tensor).explain()[0]
+    assert double.get("registrations") == before
+    with pytest.raises(Unavailable, match="gpu_direct is require, but managed memory moves"):
+        requires.register(tensor)
+
+
 def test_large_bar_hint(gpu: GpuDouble, double: Double, engine: Callable[..., Engine]):
     """B16"""
     far = engine(gpu_direct="require")

@@ -126,6 +126,13 @@ class GpuDouble:
         self.call("cuMemAlloc_v2", "hipMalloc", ctypes.byref(out), ctypes.c_size_t(nbytes))
         return out.value
 
+    def managed(self, nbytes: int) -> int:
+        """As cudaMallocManaged gives it."""
+        out = _U64()
+        size = ctypes.c_size_t(nbytes)
+        self.call("cuMemAllocManaged", "hipMallocManaged", ctypes.byref(out), size, 1)
+        return out.value
+
     def free(self, address: int) -> None:
         self.call("cuMemFree_v2", "hipFree", _U64(address))
 

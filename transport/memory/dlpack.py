@@ -17,7 +17,7 @@ from transport.memory.layout import count, is_contiguous
 # DLDeviceType. Pinned host memory is host memory; managed memory, which moves by itself, is taken
 # for the GPU's: no NIC can have it, and a CPU that touches it may wait for the GPU.
 _HOST = (1, 3, 11)  # kDLCPU, kDLCUDAHost, kDLROCMHost
-DEVICES = {2: "cuda", 10: "hip", 13: "cuda"}  # kDLCUDA, kDLROCM, kDLCUDAManaged
+_DEVICES = {2: "cuda", 10: "hip", 13: "cuda"}  # kDLCUDA, kDLROCM, kDLCUDAManaged
 _UNORDERED = -1  # the stream that asks the producer for no synchronization: submit orders it
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 
@@ -100,9 +100,9 @@ def read(x: Any) -> Exported:
     no known dtype.
     """
     kind, index = x.__dlpack_device__()
-    if kind not in _HOST and kind not in DEVICES:
+    if kind not in _HOST and kind not in _DEVICES:
         raise InvalidUse(f"the array is on a device of DLPack type {int(kind)}, no host or GPU")
-    device = Device(DEVICES[kind], int(index)) if kind in DEVICES else None
+    device = Device(_DEVICES[kind], int(index)) if kind in _DEVICES else None
     capsule = _export(x, {} if device is None else {"stream": _UNORDERED})
     tensor, readonly = _open(capsule)
     dtype = _DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None

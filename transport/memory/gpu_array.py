@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from transport.errors import InvalidUse
 from transport.ffi import check, ffi, lib
-from transport.memory.dlpack import CODES, DEVICES
+from transport.memory.dlpack import CODES
+from transport.memory.driver import driver
 from transport.memory.dtypes import ITEMSIZES
 from transport.memory.layout import count
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from transport.memory.device import Device
     from transport.memory.gpu_pool import Block
 
-_KINDS = {kind: number for number, kind in reversed(DEVICES.items())}
+_CUDA, _ROCM = 2, 10  # DLDeviceType
 _TYPESTRS = {
     name: f"<{letter}{ITEMSIZES[name]}"
     for letter, names in {
@@ -59,7 +60,7 @@ class GpuArray:
         return {"shape": self.shape, "typestr": typestr, **where}
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return _KINDS[self.device.kind], self.device.ordinal
+        return _device_type(), self.device.ordinal
 
     def __dlpack__(
         self,
@@ -85,7 +86,7 @@ def capsule_over(block: Block, shape: tuple[int, ...], dtype: str) -> Any:
     if len(shape) > _MOST_DIMS:
         raise InvalidUse(f"a tensor of {len(shape)} dimensions; at most {_MOST_DIMS}")
     tensor = ffi.new("struct tn_device_tensor *")
-    tensor.device_type, tensor.device = _KINDS[block.device.kind], block.device.ordinal
+    tensor.device_type, tensor.device = _device_type(), block.device.ordinal
     tensor.code, tensor.bits = CODES[dtype]
     tensor.offset = block.offset
     tensor.dims = len(shape)
@@ -93,6 +94,11 @@ def capsule_over(block: Block, shape: tuple[int, ...], dtype: str) -> Any:
     out = ffi.new("void **")
     check(lib.tn_device_block_tensor(block.pointer, tensor, out))
     return _new_capsule(int(ffi.cast("uintptr_t", out[0])), _NAME, _destructor)
+
+
+def _device_type() -> int:
+    """Of the driver: what torch calls cuda is ROCm's in a ROCm build of torch."""
+    return _ROCM if driver().platform == "rocm" else _CUDA
 
 
 _MOST_DIMS = 64

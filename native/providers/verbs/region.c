@@ -233,22 +233,39 @@ static int begin(struct tn_verbs *verbs, struct tn_region *region, uint32_t rail
     return TN_OK;
 }
 
+/* Why no NIC is to have the device memory; NULL: it may be tried. Managed memory could be
+ * registered as the host's, and then move away below the NIC. */
+static const char *why_not_device(const struct tn_verbs *verbs, const struct tn_region *region)
+{
+    struct tn_gpu_pointer pointer;
+    if (verbs->host->gpu_direct == TN_GPU_DIRECT_OFF)
+        return "the setting gpu_direct is off";
+    if (tn_gpu_pointer(region->remote.address, &pointer) == TN_OK && pointer.kind == TN_GPU_MANAGED)
+        return "managed memory moves between host and GPU by itself";
+    return NULL;
+}
+
 int tn_verbs_region_open(void *self, struct tn_region *region)
 {
     struct tn_verbs *verbs = self;
     uint32_t rails = atomic_load(&verbs->n_rails);
     if (!region->remote.length)
         return without(verbs, region, "the region is empty");
-    if (region->remote.memory == TN_MEMORY_DEVICE && verbs->host->gpu_direct == TN_GPU_DIRECT_OFF)
-        return without(verbs, region, "the setting gpu_direct is off");
+    const char *why = NULL;
+    if (region->remote.memory == TN_MEMORY_DEVICE)
+        why = why_not_device(verbs, region);
+    if (why && verbs->host->gpu_direct == TN_GPU_DIRECT_REQUIRE)
+        return tn_fail(TN_UNAVAILABLE, "gpu_direct is require, but %s", why);
+    if (why)
+        return without(verbs, region, why);
     struct tn_verbs_cut cut = tn_verbs_cut_region(verbs, region, rails);
     if (rails && cut.spans > TN_MAX_KEYS / rails) {
-        char why[TN_TEXT_BYTES];
-        snprintf(why, sizeof(why),
+        char words[TN_TEXT_BYTES];
+        snprintf(words, sizeof(words),
                  "its %llu bytes need more than %d registrations of at most %llu bytes",
                  (unsigned long long)region->remote.length, TN_MAX_KEYS,
                  (unsigned long long)cut.span);
-        return without(verbs, region, why);
+        return without(verbs, region, words);
     }
     return begin(verbs, region, rails, &cut);
 }
