@@ -273,14 +273,19 @@ class _Transport(TensorTransportManager):
     ) -> Fetch:
         """Begins to read all tensors of an object, as one transfer."""
         meta: Metadata = tensor_transport_metadata
-        here = engine()
-        fetch = Fetch(obj_id, [], meta.source)
-        reads = list(self._reads(here, meta, target_buffers, fetch))
+        here, fetch = engine(), Fetch(obj_id, [None] * len(meta.places), meta.source)
+        block, reads = None, []
+        if meta.block is not None and not target_buffers:
+            block = self._block(here, meta.block.nbytes)
+            reads.append(Read(meta.block, block))
+        reads += self._reads(here, meta, target_buffers, fetch)
         try:
             fetch.transfer = here.submit(reads, deadline=_deadline())
         except TransportError as error:
             raise _named(error, fetch) from None
         self._flying[id(fetch)] = fetch
+        if block is not None:  # while it is under way
+            self._cut_all(block, meta, fetch)
         return fetch
 
     def wait_fetch_complete(self, fetch_request: Any, timeout: float = -1) -> list[Any]:
@@ -304,29 +309,32 @@ class _Transport(TensorTransportManager):
     def _reads(
         self, here: Engine, meta: Metadata, targets: list[Any] | None, fetch: Fetch
     ) -> Iterable[Read]:
-        """What is to be read; the fetch gets the tensors that it is read into."""
-        block, cut = meta.block, None
-        if block is not None and not targets:
-            landing = self._block(here, block.nbytes)
-            cut = self._cutter(landing)
-            yield Read(block, landing)
-        for i, (place, (shape, dtype)) in enumerate(zip(meta.places, meta.tensor_meta)):
-            target: Any = targets[i] if targets else None
-            if isinstance(place, int) and cut is not None:
-                target = cut(place, shape, dtype)
-            elif isinstance(place, int):
-                assert block is not None
-                yield Read(block.bytes(place, place + target.nbytes), target)
-            elif target is None:
-                target = self._like(here, place, shape, dtype, meta.tensor_device)
+        """What is to be read beside the block; the fetch gets the tensors that it is read into."""
+        for i, place in enumerate(meta.places):
+            if isinstance(place, int) and not targets:
+                continue
+            target = targets[i] if targets else None
+            if isinstance(place, int):
+                assert meta.block is not None
+                assert target is not None
+                yield Read(meta.block.bytes(place, place + target.nbytes), target)
+            elif target is not None and place.contiguous:
                 yield Read(place, target)
-            elif place.contiguous:
-                yield Read(place, target)
-            else:  # a run for each element would be far slower
+            else:
+                shape, dtype = meta.tensor_meta[i]
                 made = self._like(here, place, shape, dtype, meta.tensor_device)
-                fetch.landed.append((target, made))
+                if target is None:
+                    target = made
+                else:  # not element by element into another order
+                    fetch.landed.append((target, made))
                 yield Read(place, made)
-            fetch.tensors.append(target)
+            fetch.tensors[i] = target
+
+    def _cut_all(self, block: Any, meta: Metadata, fetch: Fetch) -> None:
+        cut = self._cutter(block)
+        for i, (place, (shape, dtype)) in enumerate(zip(meta.places, meta.tensor_meta)):
+            if isinstance(place, int):
+                fetch.tensors[i] = cut(place, shape, dtype)
 
     # ------------------------------------------------------------------------------ of each kind
     def _plain(self, tensor: Any) -> Any:
@@ -366,7 +374,9 @@ class TensorTransport(_Transport):
         self._torch: Any = torch
 
     def _plain(self, tensor: Any) -> Any:
-        return tensor.detach().resolve_conj().resolve_neg()
+        if tensor.is_conj() or tensor.is_neg():
+            return tensor.detach().resolve_conj().resolve_neg()
+        return tensor
 
     def _device(self, tensors: list[Any]) -> str:
         kinds = {tensor.device.type for tensor in tensors}
@@ -394,7 +404,7 @@ class TensorTransport(_Transport):
         return cut
 
     def _copy(self, target: Any, source: Any) -> None:
-        target.detach().copy_(source)
+        target.detach().copy_(source.detach())
 
     def _like(self, here: Engine, place: RemoteRegion, shape: Any, dtype: Any, device: Any) -> Any:
         if device == "cpu":
