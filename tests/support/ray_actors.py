@@ -153,6 +153,12 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().contiguous().view(-1).view(torch.uint8)
 
 
+def card_of(ref: Any, patience: float = 20.0) -> Any:
+    """What Ray carries about the tensors of a reference that this process owns."""
+    manager = ray._private.worker.global_worker.rdt_manager
+    return manager.wait_for_tensor_transport_metadata(ref.hex(), patience)
+
+
 @ray.remote(num_cpus=0, enable_tensor_transport=True)
 class Member:
     """An actor that can do all of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,10 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SUPPORT = Path(__file__).resolve().parents[2] / "support"
+ROOT = Path(__file__).resolve().parents[3]
+FOLDERS = [str(ROOT / "tests" / "support"), str(ROOT / "examples")]  # of modules with actors
+
+sys.path.append(FOLDERS[1])
 
 pytest.importorskip("ray")
 pytest.importorskip("torch")
@@ -29,13 +33,13 @@ def cluster() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ray.init(
-            num_cpus=4,
+            num_cpus=2,
             object_store_memory=256 << 20,
             include_dashboard=False,
             log_to_driver=False,
             runtime_env={
                 "worker_process_setup_hook": adapter.register,
-                "env_vars": {"PYTHONPATH": str(SUPPORT)},
+                "env_vars": {"PYTHONPATH": os.pathsep.join(FOLDERS)},
             },
         )
         yield

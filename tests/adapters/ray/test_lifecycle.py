@@ -10,9 +10,8 @@ import time
 import pytest
 import ray
 import torch
-from ray._private.worker import global_worker
 from ray.experimental.rdt.util import get_tensor_transport_manager
-from ray_actors import BIG, Member, differences, numbers
+from ray_actors import BIG, Member, card_of, differences, numbers
 
 import transport.adapters.ray as adapter
 from transport import Cancelled, PeerLost, StaleRegion
@@ -20,11 +19,6 @@ from transport import Cancelled, PeerLost, StaleRegion
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore")]
 
 SOON = 20.0  # seconds; Ray's own patience is a minute
-
-
-def card_of(ref):
-    """What Ray carries about the reference's tensors."""
-    return global_worker.rdt_manager.wait_for_tensor_transport_metadata(ref.hex(), SOON)
 
 
 def fetch(card, timeout=SOON):
