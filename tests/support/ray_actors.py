@@ -48,12 +48,9 @@ class Batch:
 def numbers(count: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
     """Bytes that differ from each other and from those of other seeds, as elements of the dtype."""
     size = count * dtype.itemsize
-    raw = (
-        torch.arange(seed, seed + size, dtype=torch.int64).mul_(2654435761).bitwise_right_shift_(24)
-    )
-    if dtype is torch.bool:
-        return raw.bitwise_and_(1).to(torch.bool)
-    return raw.to(torch.uint8).view(dtype)
+    words = torch.arange(-(-size // 4), dtype=torch.int32).mul_(-1640531535).add_(seed * 7919)
+    raw = words.view(torch.uint8)[:size]
+    return raw.bitwise_and_(1).to(torch.bool) if dtype is torch.bool else raw.view(dtype)
 
 
 def _aliased() -> list[torch.Tensor]:

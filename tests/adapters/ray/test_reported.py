@@ -15,7 +15,7 @@ import threading
 import pytest
 import ray
 import torch
-from ray_actors import BIG, Member, differences, numbers
+from ray_actors import BIG, differences, numbers
 
 import transport.adapters.ray as adapter
 
@@ -79,7 +79,7 @@ def test_another_tensor_at_an_address_that_was_registered():
 
 def test_a_busy_source_is_read(members):
     """One-sided: what its methods do meanwhile does not matter."""
-    busy = Member.options(max_concurrency=1).remote()
+    busy = members[2]
     ref = busy.numbers.remote(BIG)
     ray.wait([ref], fetch_local=False)
     waiting = busy.overwrite.remote(30.0)  # returns once the reference is gone

@@ -23,8 +23,8 @@ import transport.adapters.ray as adapter
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.filterwarnings("ignore")]
 
-SECONDS = float(os.environ.get("RAY_SOAK_SECONDS", "8"))
-ACTORS = int(os.environ.get("RAY_SOAK_ACTORS", "5"))
+SECONDS = float(os.environ.get("RAY_SOAK_SECONDS", "5"))
+ACTORS = int(os.environ.get("RAY_SOAK_ACTORS", "3"))
 PAUSE = float(os.environ.get("RAY_SOAK_PAUSE", "1.0"))  # seconds between two kills
 PATIENCE = 40.0  # seconds; Ray's own is a minute, and nothing may need that
 COUNTS = (16, BIG // 8, BIG, 4 * BIG)
