@@ -8,7 +8,7 @@
 struct fake_device fake_devices[FAKE_DEVICES];
 static int seen[FAKE_DEVICES], n_seen;
 static bool initialized;
-static _Thread_local int current = -1;
+static FAKE_LOCAL int current = -1;
 
 /* The lock is held. Names and addresses as at the beginning. */
 void fake_devices_reset(void)

@@ -27,6 +27,10 @@
 
 enum { FAKE_DEVICES = 8, FAKE_PAGE = 4096 };
 
+/* Of a thread, in the place that every thread has from its beginning: what is made later for a
+ * library that was opened is freed where ThreadSanitizer does not see whose it was. */
+#define FAKE_LOCAL _Thread_local __attribute__((tls_model("initial-exec")))
+
 /* ---- for tests; see README.md */
 long fakegpu_ctl(const char *name, long value); /* the old value; ends the program when there is
                                                    no such knob */
@@ -78,7 +82,7 @@ const struct fake_symbol *fake_symbol_find(const char *name);
 /* The beginning of a call: counts it, and 0 or the error with which it has to end at once. `always`
  * marks what works before init. */
 int fake_begin(const char *name, bool always);
-extern _Thread_local bool fake_in_callback;
+extern FAKE_LOCAL bool fake_in_callback;
 
 /* FAKE(since, until, function, arguments) { body }: exported under its name, but see above. The
  * body ends at once where fake_begin says so. */

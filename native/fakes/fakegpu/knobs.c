@@ -9,7 +9,7 @@
 struct fake_knobs fake;
 pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t fake_changed = PTHREAD_COND_INITIALIZER;
-_Thread_local bool fake_in_callback;
+FAKE_LOCAL bool fake_in_callback;
 
 /* clang-format off */
 #define K(field) {#field, offsetof(struct fake_knobs, field)}

@@ -10,7 +10,7 @@ const struct fake_front fake_front = {
 
 /* The last error of a thread stays until it is asked for: whoever leaves one behind disturbs the
  * application. */
-static _Thread_local int last_error;
+static FAKE_LOCAL int last_error;
 
 int fake_note(int error)
 {
