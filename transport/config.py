@@ -123,8 +123,8 @@ class Settings:
     gpu_direct: str = _setting(
         "prefer",
         kinds.choice("prefer", "require", "off"),
-        "how NICs reach GPU memory: prefer lets them where they can and stages the rest through "
-        "host memory, require refuses to stage, off keeps NICs away from it",
+        "how NICs reach GPU memory: prefer lets them where they can, require makes it an error "
+        "where none can, off keeps NICs away from it",
     )
     providers: tuple[str, ...] = _setting(
         ("gpu_ipc", "shm", "verbs", "tcp"), kinds.NAMES, "ways to move bytes, most wanted first"

@@ -187,6 +187,7 @@ _SEES = """
 from transport.testing.servant import pattern
 note = servant.engine.notifications().wait(20)
 names = [name for name, region in servant.regions.items() if region is note.region]
-same = (servant.arrays["x"] == pattern(seed, len(servant.arrays["x"]))).all()
-result = note.payload, names[0], bool(same)
+content = servant.content("x")
+same = content == pattern(seed, len(content)).tobytes()
+result = note.payload, names[0], same
 """
