@@ -379,7 +379,7 @@ class Region(Handle):
         with self._table.gate:
             lines = explain(self._native)
             if self._backing is GPU and (not lines or lib.tn_region_missing(self._native.pointer)):
-                lines.append("staged through host memory, unless gpu_direct is require")
+                lines.append("what no NIC has is staged through host memory if gpu_direct allows")
             return lines
 
     def close(self, timeout: float | None = None) -> None:
