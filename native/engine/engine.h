@@ -222,6 +222,10 @@ void tn_flush_note(struct tn_region *region); /* a region of GPU memory that NIC
 bool tn_flush_wanted(const struct tn_transfer *transfer);
 void tn_flush_run(struct tn_engine *engine);
 
+/* crowd.c */
+bool tn_crowd_has_room(void); /* for a thread more; costs a few us */
+bool tn_crowd_fits(const char *loadavg, long processors);
+
 /* work.c */
 void tn_work_add(struct tn_host *host, struct tn_transfer *transfer);
 bool tn_work_run(struct tn_engine *engine); /* one chunk; false: there was none */

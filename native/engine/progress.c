@@ -22,6 +22,7 @@
 
 #define MAX_EVENTS 32
 #define MAX_SLEEP_NS 1000000000u
+#define CROWDED_SLEEP_NS 500000u
 #define FOLLOWER_SLEEP_NS 50000000u /* a safety net only */
 #define COPIES_BETWEEN_POLLS 4      /* so that a long copy does not starve the sockets */
 #define REAPING_NS 1000000u         /* completions that keep coming do not starve them longer */
@@ -422,7 +423,8 @@ static void sleep_in_background(struct tn_engine *engine, uint32_t word)
 {
     atomic_store(&engine->background_asleep, 1);
     if (atomic_load(&engine->waiters))
-        tn_futex_wait(&engine->background_word, word, MAX_SLEEP_NS);
+        tn_futex_wait(&engine->background_word, word,
+                      tn_work_pending(engine) ? CROWDED_SLEEP_NS : MAX_SLEEP_NS);
     atomic_store(&engine->background_asleep, 0);
 }
 
@@ -459,6 +461,15 @@ static void drive_in_background(struct tn_engine *engine, uint32_t word, struct 
     }
 }
 
+/* One chunk; a caller that waits copies, too, and is helped only where that takes no processor from
+ * anybody. */
+static bool help(struct tn_engine *engine, uint32_t copies)
+{
+    bool look = copies % COPIES_BETWEEN_POLLS == 0 && atomic_load(&engine->waiters) &&
+                tn_work_pending(engine);
+    return (!look || tn_crowd_has_room()) && tn_work_run(engine);
+}
+
 static void *background(void *argument)
 {
     struct tn_engine *engine = argument;
@@ -468,7 +479,7 @@ static void *background(void *argument)
     tn_life_begin(tn_regions_life(engine->host.regions));
     while (!atomic_load(&engine->stopping)) {
         uint32_t word = atomic_load(&engine->background_word);
-        bool copied = tn_work_run(engine);
+        bool copied = help(engine, copies);
         if (!copied || ++copies % COPIES_BETWEEN_POLLS == 0)
             drive_in_background(engine, word, &last, copied);
     }
