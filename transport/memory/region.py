@@ -373,13 +373,13 @@ class Region(Handle):
     def explain(self) -> list[str]:
         """How each RDMA rail has registered the memory, or why not: a line per rail.
 
-        Of a GPU's memory that not every rail has the last line tells what is left.
+        Of a GPU's memory that no rail has the last line tells what that means.
         """
         self._check()
         with self._table.gate:
             lines = explain(self._native)
-            if self._backing is GPU and (not lines or lib.tn_region_missing(self._native.pointer)):
-                lines.append("what no NIC has is staged through host memory if gpu_direct allows")
+            if self._backing is GPU and lib.tn_region_missing(self._native.pointer) == len(lines):
+                lines.append("not staged through host memory yet: only this host reaches it")
             return lines
 
     def close(self, timeout: float | None = None) -> None:
