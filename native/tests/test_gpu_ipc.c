@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include "gpu/gpu.h"
+#include "providers/gpu_ipc/message.h"
+#include "providers/provider.h"
 #include "tests/check.h"
 #include "tests/gpu_double.h"
 #include "tests/gpu_pair.h"
@@ -392,6 +394,53 @@ static void test_forged_handles(void)
     gpu_pair_close(&pair);
 }
 
+static void bring_none(struct tn_host *host, struct tn_peer *peer, uint32_t number)
+{
+    host->segment(host, peer, number, -1);
+}
+
+/* A descriptor that the socket does not bring is fetched from the other process. */
+static void test_second_way(void)
+{
+    struct gpu_pair pair;
+    struct gpu_pair_options options = {.which = which, .settings = ""};
+    struct gpu_owned mine;
+    gpu_pair_open(&pair, &options);
+    tn_engine_host(pair.engine)->want_segment = bring_none;
+    struct tn_region *region = near_buffer(&pair, GPU_PRIVATE, 0, MIB, &mine);
+    struct tn_remote remote = gpu_make(&pair, GPU_PIECES, 3 * MIB, 4, NULL);
+    check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, MIB), TN_OK, "vmm");
+    CHECK(gpu_owned_differs(&mine, 0, MIB, 4) == MIB);
+    near_free(region, &mine);
+    gpu_pair_close(&pair);
+}
+
+/* What is no message, or comes where none is due, costs the sender its connection or nothing. */
+static void test_hostile_messages(void)
+{
+    struct tn_ipc_head messages[] = {{TN_IPC_TAKEN, 0, 77},   {TN_IPC_RELEASED, 0, 77},
+                                     {TN_IPC_REVOKE, 0, 77},  {TN_IPC_REVOKE, 0, UINT64_MAX},
+                                     {TN_IPC_RELEASED, 5, 1}, {99, 0, 1}};
+    struct gpu_pair pair;
+    struct gpu_pair_options options = {.which = which, .settings = ""};
+    struct gpu_owned mine;
+    gpu_pair_open(&pair, &options);
+    struct tn_host *host = tn_engine_host(pair.engine);
+    struct tn_region *region = near_buffer(&pair, GPU_PRIVATE, 0, MIB, &mine);
+    struct tn_remote remote = gpu_make(&pair, GPU_VIRTUAL, MIB, 4, NULL);
+    for (size_t i = 0; i < sizeof(messages) / sizeof(*messages) - 1; i++) {
+        CHECK(host->send_link(host, pair.peer, TN_PROVIDER_GPU_IPC, &messages[i],
+                              sizeof(messages[i])) == TN_OK);
+        check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, MIB), TN_OK, "vmm");
+    }
+    host->send_link(host, pair.peer, TN_PROVIDER_GPU_IPC, &messages[5], sizeof(messages[5]));
+    uint64_t end = tn_now() + LONG;
+    while (tn_peer_state(pair.peer) == TN_OK)
+        CHECK(tn_now() < end);
+    near_free(region, &mine);
+    gpu_pair_close(&pair);
+}
+
 /* The far memory on one GPU, the near memory on the other. */
 static void two_devices(const char *settings, bool reaches)
 {
@@ -494,6 +543,8 @@ int main(void)
         run(test_reasons);
         run(test_driver_errors);
         run(test_forged_handles);
+        run(test_second_way);
+        run(test_hostile_messages);
         run(test_peers);
         run(test_no_peers);
         run(test_self);
