@@ -98,6 +98,24 @@ struct tn_transfer *pair_start(struct side *from, const struct tn_remote *remote
     return submit(from, &batch, remote, &range);
 }
 
+struct tn_transfer *pair_prepare(struct side *from, const struct tn_remote *remote, uint32_t op,
+                                 void *local, uint64_t bytes, const char *notify)
+{
+    struct tn_range range = {.local_address = (uintptr_t)local, .length = bytes, .rows = 1};
+    struct tn_batch batch = {.op = op,
+                             .providers = UINT32_MAX,
+                             .remotes = remote,
+                             .ranges = &range,
+                             .n_remotes = 1,
+                             .n_ranges = 1,
+                             .notify = notify,
+                             .notify_length = notify ? (uint32_t)strlen(notify) : 0};
+    struct tn_transfer *transfer;
+    CHECK(tn_prepare(from->peer, &batch, &transfer) == TN_OK);
+    CHECK(tn_transfer_status(transfer) == TN_OK && tn_transfer_quiet(transfer) == 1);
+    return transfer;
+}
+
 void pair_finish(struct tn_transfer *transfer, int expected)
 {
     struct tn_result result;

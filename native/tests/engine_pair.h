@@ -32,6 +32,9 @@ struct tn_transfer *pair_rows(struct side *from, const struct tn_remote *remote,
                               void *local, uint64_t bytes, uint64_t rows);
 struct tn_transfer *pair_start(struct side *from, const struct tn_remote *remote, uint32_t op,
                                void *local, uint64_t bytes, const char *notify, uint64_t deadline);
+/* One that can be started; nothing has begun. */
+struct tn_transfer *pair_prepare(struct side *from, const struct tn_remote *remote, uint32_t op,
+                                 void *local, uint64_t bytes, const char *notify);
 void pair_finish(struct tn_transfer *transfer, int expected);
 int pair_next_event(struct tn_engine *engine, struct tn_event *event, void *buffer);
 

@@ -37,23 +37,6 @@ static void open_shared(struct side *a, struct side *b)
     pair_join(a, b, DEPTH);
 }
 
-static struct tn_transfer *prepare(struct side *from, const struct tn_remote *remote, uint32_t op,
-                                   void *local, uint64_t bytes, const char *notify)
-{
-    struct tn_range range = {.local_address = (uintptr_t)local, .length = bytes, .rows = 1};
-    struct tn_batch batch = {.op = op,
-                             .providers = UINT32_MAX,
-                             .remotes = remote,
-                             .ranges = &range,
-                             .n_remotes = 1,
-                             .n_ranges = 1,
-                             .notify = notify,
-                             .notify_length = notify ? (uint32_t)strlen(notify) : 0};
-    struct tn_transfer *transfer;
-    CHECK(tn_prepare(from->peer, &batch, &transfer) == TN_OK);
-    return transfer;
-}
-
 /* Whether the next run may be one at once. */
 static bool run(struct tn_transfer *transfer, int expected)
 {
@@ -67,8 +50,8 @@ static void test_moves_and_counts(void)
     struct side a, b;
     uint8_t here[4096];
     open_shared(&a, &b);
-    struct tn_transfer *write = prepare(&a, &b.remote, TN_OP_WRITE, here, sizeof(here), NULL);
-    struct tn_transfer *read = prepare(&a, &b.remote, TN_OP_READ, here, sizeof(here), NULL);
+    struct tn_transfer *write = pair_prepare(&a, &b.remote, TN_OP_WRITE, here, sizeof(here), NULL);
+    struct tn_transfer *read = pair_prepare(&a, &b.remote, TN_OP_READ, here, sizeof(here), NULL);
     CHECK(tn_transfer_run_at_once(write) == TN_AGAIN); /* it has no path yet */
     run(write, TN_OK); /* the first run fetches what the others need */
     CHECK(run(write, TN_OK) && run(read, TN_OK));
@@ -99,8 +82,8 @@ static void test_what_takes_longer_is_not_brief(void)
     struct side a, b;
     uint8_t *here = calloc(1, BYTES);
     open_shared(&a, &b);
-    struct tn_transfer *large = prepare(&a, &b.remote, TN_OP_READ, here, BYTES, NULL);
-    struct tn_transfer *telling = prepare(&a, &b.remote, TN_OP_WRITE, here, 8, "done");
+    struct tn_transfer *large = pair_prepare(&a, &b.remote, TN_OP_READ, here, BYTES, NULL);
+    struct tn_transfer *telling = pair_prepare(&a, &b.remote, TN_OP_WRITE, here, 8, "done");
     CHECK(!run(large, TN_OK) && tn_transfer_run_at_once(large) == TN_AGAIN);
     CHECK(!run(telling, TN_OK) && tn_transfer_run_at_once(telling) == TN_AGAIN);
     tn_transfer_release(large);
@@ -116,8 +99,9 @@ static void test_stale_and_sealed(void)
     struct side a, b;
     uint64_t word = 1;
     open_shared(&a, &b);
-    struct tn_transfer *write = prepare(&a, &b.remote, TN_OP_WRITE, &word, sizeof(word), NULL);
-    struct tn_transfer *sealed = prepare(&a, &b.remote, TN_OP_WRITE, &word, sizeof(word), NULL);
+    struct tn_transfer *write = pair_prepare(&a, &b.remote, TN_OP_WRITE, &word, sizeof(word), NULL);
+    struct tn_transfer *sealed =
+        pair_prepare(&a, &b.remote, TN_OP_WRITE, &word, sizeof(word), NULL);
     run(write, TN_OK);
     CHECK(run(write, TN_OK) && run(sealed, TN_OK));
     CHECK(tn_transfer_seal(sealed) == 1);
@@ -139,7 +123,7 @@ static void test_forked_child(void)
     struct side a, b;
     uint64_t word = 1;
     open_shared(&a, &b);
-    struct tn_transfer *write = prepare(&a, &b.remote, TN_OP_WRITE, &word, sizeof(word), NULL);
+    struct tn_transfer *write = pair_prepare(&a, &b.remote, TN_OP_WRITE, &word, sizeof(word), NULL);
     run(write, TN_OK);
     CHECK(run(write, TN_OK));
     pid_t child = fork();
@@ -176,7 +160,7 @@ static void test_engine_closes_meanwhile(void)
     pthread_t threads[2];
     uint8_t here[4096];
     open_shared(&a, &b);
-    shared = prepare(&a, &b.remote, TN_OP_READ, here, sizeof(here), NULL);
+    shared = pair_prepare(&a, &b.remote, TN_OP_READ, here, sizeof(here), NULL);
     run(shared, TN_OK);
     CHECK(run(shared, TN_OK));
     for (int i = 0; i < 2; i++)
@@ -198,7 +182,7 @@ static bool have_process_vm(void)
     struct side a, b;
     uint64_t word = 1;
     open_shared(&a, &b);
-    struct tn_transfer *read = prepare(&a, &b.remote, TN_OP_READ, &word, sizeof(word), NULL);
+    struct tn_transfer *read = pair_prepare(&a, &b.remote, TN_OP_READ, &word, sizeof(word), NULL);
     struct tn_result result;
     run(read, TN_OK);
     tn_transfer_result(read, &result);

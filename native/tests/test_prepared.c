@@ -14,26 +14,6 @@
 #define BYTES (4u * MIB)
 #define DEPTH 4u
 
-static struct tn_transfer *prepare(struct side *from, const struct tn_remote *remote, uint32_t op,
-                                   void *local, struct tn_region *region, uint64_t bytes,
-                                   const char *notify)
-{
-    struct tn_range range = {
-        .local_address = (uintptr_t)local, .local_region = region, .length = bytes, .rows = 1};
-    struct tn_batch batch = {.op = op,
-                             .providers = UINT32_MAX,
-                             .remotes = remote,
-                             .ranges = &range,
-                             .n_remotes = 1,
-                             .n_ranges = 1,
-                             .notify = notify,
-                             .notify_length = notify ? (uint32_t)strlen(notify) : 0};
-    struct tn_transfer *transfer;
-    CHECK(tn_prepare(from->peer, &batch, &transfer) == TN_OK);
-    CHECK(tn_transfer_status(transfer) == TN_OK && tn_transfer_quiet(transfer) == 1);
-    return transfer;
-}
-
 static int run(struct tn_transfer *transfer)
 {
     struct tn_run_outcome outcome = {0};
@@ -49,8 +29,8 @@ static void test_bytes_of_each_run(void)
     pair_open(&a, &b, BYTES, DEPTH);
     for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
         uint8_t *here = calloc(1, sizes[i]);
-        struct tn_transfer *write = prepare(&a, &b.remote, TN_OP_WRITE, here, NULL, sizes[i], NULL);
-        struct tn_transfer *read = prepare(&a, &b.remote, TN_OP_READ, here, NULL, sizes[i], NULL);
+        struct tn_transfer *write = pair_prepare(&a, &b.remote, TN_OP_WRITE, here, sizes[i], NULL);
+        struct tn_transfer *read = pair_prepare(&a, &b.remote, TN_OP_READ, here, sizes[i], NULL);
         for (int turn = 1; turn <= 20; turn++) {
             memset(here, turn, sizes[i]);
             CHECK(run(write) == TN_OK);
@@ -79,7 +59,7 @@ static void test_notifies_each_time(void)
     pair_open(&a, &b, BYTES, DEPTH);
     uint64_t word = 0;
     struct tn_transfer *write =
-        prepare(&a, &b.remote, TN_OP_WRITE, &word, NULL, sizeof(word), "here");
+        pair_prepare(&a, &b.remote, TN_OP_WRITE, &word, sizeof(word), "here");
     for (uint64_t turn = 1; turn <= 5 * DEPTH; turn++) {
         struct tn_notification got;
         word = turn;
@@ -105,8 +85,7 @@ static void test_pending_deadline_cancel(void)
     pair_open_side(&b, 2, BYTES, DEPTH);
     pair_open_peer(&a, 2);
     pair_open_peer(&b, 1);
-    struct tn_transfer *write =
-        prepare(&a, &b.remote, TN_OP_WRITE, &word, NULL, sizeof(word), NULL);
+    struct tn_transfer *write = pair_prepare(&a, &b.remote, TN_OP_WRITE, &word, sizeof(word), NULL);
     for (int i = 0; i < 3; i++) {
         CHECK(tn_transfer_start(write, TN_NO_DEADLINE) == TN_OK);
         CHECK(tn_transfer_start(write, TN_NO_DEADLINE) == TN_AGAIN);
@@ -164,7 +143,7 @@ static void test_closed_region_and_lost_peer(void)
         tn_region_release(regions[i]);
 
     uint64_t word = 0;
-    struct tn_transfer *kept = prepare(&a, &b.remote, TN_OP_READ, &word, NULL, 8, NULL);
+    struct tn_transfer *kept = pair_prepare(&a, &b.remote, TN_OP_READ, &word, 8, NULL);
     CHECK(run(kept) == TN_OK);
     tn_peer_down(a.peer, TN_PEER_LOST, "pulled the plug");
     CHECK(tn_transfer_start(kept, TN_NO_DEADLINE) == TN_PEER_LOST);
@@ -180,7 +159,7 @@ static void test_sealed(void)
     struct side a, b;
     uint64_t word = 0;
     pair_open(&a, &b, BYTES, DEPTH);
-    struct tn_transfer *read = prepare(&a, &b.remote, TN_OP_READ, &word, NULL, 8, NULL);
+    struct tn_transfer *read = pair_prepare(&a, &b.remote, TN_OP_READ, &word, 8, NULL);
     CHECK(run(read) == TN_OK);
     CHECK(tn_transfer_seal(read) == 1);
     CHECK(tn_transfer_start(read, TN_NO_DEADLINE) == TN_INVALID);
@@ -257,7 +236,7 @@ static void hammer(uint64_t bytes)
     uint8_t *here = calloc(1, bytes);
     pair_open(&a, &b, BYTES, DEPTH);
     CHECK(tn_queue_open(a.engine, &queue) == TN_OK);
-    shared = prepare(&a, &b.remote, TN_OP_READ, here, NULL, bytes, NULL);
+    shared = pair_prepare(&a, &b.remote, TN_OP_READ, here, bytes, NULL);
     atomic_store(&stop, false);
     atomic_store(&begun, 0);
     for (int i = 0; i < 2; i++)
