@@ -6,12 +6,13 @@
 #include "base/copy.h"
 
 #define MAGNITUDES 8 /* of 2 MiB, 4 MiB ...; the last: 256 MiB and more */
-#define SAMPLES 16   /* parts of each way; the medians are compared */
-#define PER_TRANSFER \
-    4 /* at most about so many of one, because its first parts find the cache empty */
+#define SAMPLES 16   /* parts of each way; the lower quartiles are compared */
 #define LEAST_PART (256u << 10)
 
-#define TURNS 4 /* transfers in a row that go the same way */
+/* What fits into the caches is copied the same way so many times in a row, of which all but the
+ * first are timed, a few parts each; of what is larger each transfer tells enough. */
+#define TURNS 4
+#define PER_TRANSFER 4
 
 enum verdict { OPEN, PLAIN, STREAMING };
 
@@ -32,6 +33,11 @@ static uint32_t magnitude_of(size_t total)
     return found;
 }
 
+static bool fits_caches(uint32_t index)
+{
+    return (uint64_t)TN_COPY_SMALL << index < 4 * (uint64_t)tn_copy_threshold();
+}
+
 struct tn_copy_plan tn_copy_plan_large(size_t total)
 {
     size_t threshold = tn_copy_threshold();
@@ -43,8 +49,11 @@ struct tn_copy_plan tn_copy_plan_large(size_t total)
     int verdict = atomic_load_explicit(&magnitude->verdict, memory_order_acquire);
     if (verdict == OPEN) {
         uint32_t turn = atomic_fetch_add(&magnitude->begun, 1);
-        plan.streaming ^= turn / TURNS % 2;
-        if (turn % TURNS) /* the first finds the cache as the other way has left it */
+        uint32_t turns = fits_caches(index) ? TURNS : 1;
+        plan.streaming ^= turn / turns % 2;
+        /* The first finds the cache as the other way has left it, the very first untouched memory.
+         */
+        if (turns == 1 ? turn > 1 : turn % turns)
             plan.trial = (uint8_t)(index + 1);
     } else {
         plan.streaming = verdict == STREAMING;
@@ -58,13 +67,15 @@ static int by_value(const void *left, const void *right)
     return (*x > *y) - (*x < *y);
 }
 
-static uint64_t median(_Atomic uint64_t *cost)
+/* What it costs when nothing disturbs it, such as a thread that comes late and finds its part in
+ * another's cache; the least of all might be chance. */
+static uint64_t quartile(_Atomic uint64_t *cost)
 {
     uint64_t sorted[SAMPLES];
     for (int i = 0; i < SAMPLES; i++)
         sorted[i] = atomic_load_explicit(&cost[i], memory_order_relaxed);
     qsort(sorted, SAMPLES, sizeof(*sorted), by_value);
-    return sorted[SAMPLES / 2];
+    return sorted[SAMPLES / 4];
 }
 
 void tn_copy_plan_learn(struct tn_copy_plan plan, size_t bytes, uint64_t ns)
@@ -81,7 +92,7 @@ void tn_copy_plan_learn(struct tn_copy_plan plan, size_t bytes, uint64_t ns)
     if (atomic_fetch_add_explicit(&magnitude->filled, 1, memory_order_acq_rel) + 1 < 2 * SAMPLES)
         return;
     /* By more than chance: plain stores leave the bytes where their reader looks first. */
-    bool streaming = median(magnitude->cost[1]) < median(magnitude->cost[0]) / 20 * 19;
+    bool streaming = quartile(magnitude->cost[1]) < quartile(magnitude->cost[0]) / 20 * 19;
     atomic_store_explicit(&magnitude->verdict, streaming ? STREAMING : PLAIN, memory_order_release);
 }
 
@@ -91,7 +102,8 @@ static bool is_sample(struct tn_copy_plan plan, size_t bytes)
     if (!plan.trial || bytes < LEAST_PART)
         return false;
     struct magnitude *magnitude = &magnitudes[plan.trial - 1];
-    uint32_t stride = (2u << (plan.trial - 1)) / PER_TRANSFER;
+    uint32_t index = plan.trial - 1u;
+    uint32_t stride = (2u << index) / (fits_caches(index) ? PER_TRANSFER : SAMPLES / 2);
     uint32_t seen =
         atomic_fetch_add_explicit(&magnitude->seen[plan.streaming], 1, memory_order_relaxed);
     return stride < 2 || seen % stride == stride / 2;

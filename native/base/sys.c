@@ -1,6 +1,8 @@
+#define _GNU_SOURCE
 #include "base/sys.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <linux/memfd.h>
@@ -75,6 +77,28 @@ int tn_sys_nonblocking(int fd)
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
         return tn_fail_errno("making descriptor %d non-blocking", fd);
     return TN_OK;
+}
+
+int tn_sys_cpu(void)
+{
+    return sched_getcpu();
+}
+
+void tn_sys_leave_cpu(void)
+{
+    cpu_set_t all, others;
+    if (sched_getaffinity(0, sizeof(all), &all))
+        return;
+    others = all;
+    CPU_CLR((unsigned)sched_getcpu(), &others);
+    if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof(others), &others))
+        sched_setaffinity(0, sizeof(all), &all);
+}
+
+uint32_t tn_sys_cpus(void)
+{
+    cpu_set_t cpus;
+    return sched_getaffinity(0, sizeof(cpus), &cpus) ? 1 : (uint32_t)CPU_COUNT(&cpus);
 }
 
 bool tn_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_ns)

@@ -3,8 +3,6 @@
  * peer's streams are watched here, while the driver has the others. The thread begins with the
  * first of them, where there is a second CPU, and sleeps while they are idle.
  */
-#define _GNU_SOURCE
-#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -14,12 +12,6 @@
 
 #define MAX_EVENTS 16
 #define NEVER UINT64_MAX
-
-static bool has_cpus(void)
-{
-    cpu_set_t cpus;
-    return !sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) > 1;
-}
 
 static void ignore(struct tn_watch *watch, uint32_t events)
 {
@@ -71,7 +63,8 @@ bool tn_aside_runs(struct tn_engine *engine)
     struct tn_aside *aside = &engine->aside;
     pthread_mutex_lock(&aside->lock);
     if (!aside->tried)
-        aside->runs = engine->options.stream_threads > 1 && has_cpus() && start(engine) == TN_OK;
+        aside->runs =
+            engine->options.stream_threads > 1 && tn_sys_cpus() > 1 && start(engine) == TN_OK;
     aside->tried = true;
     bool runs = aside->runs;
     pthread_mutex_unlock(&aside->lock);

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "base/sys.h"
 #include "engine/engine.h"
 #include "providers/mover.h"
 
@@ -55,6 +56,7 @@ static void init_host(struct tn_engine *engine)
     engine->host.inline_bytes = engine->options.inline_bytes;
     engine->host.chunk_bytes = engine->options.chunk_bytes;
     engine->host.liveness_ns = engine->options.liveness_ns;
+    engine->host.hands = tn_sys_cpus() > 1 ? 2 : 1;
     engine->host.stream_window = engine->options.stream_window;
     engine->host.stream_buffer = engine->options.stream_buffer;
     engine->host.gpu_direct = engine->options.gpu_direct;

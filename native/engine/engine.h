@@ -106,7 +106,9 @@ struct tn_engine {
     struct tn_aside aside;
 
     pthread_mutex_t work_lock;
-    struct tn_list work; /* transfers with chunks to copy */
+    struct tn_list work;         /* transfers with chunks to copy */
+    _Atomic int work_cpu;        /* where the last was added */
+    _Atomic uint32_t work_calls; /* how many there have been */
 
     pthread_mutex_t settle_lock;
     _Atomic bool unsettled;  /* there may be some in `settling` */
@@ -199,6 +201,7 @@ void tn_look_init(struct tn_engine *engine); /* the pace; the epoll set is there
 /* Whether the providers found completions, at one of several looks while requests are in flight. */
 bool tn_look(struct tn_engine *engine, int looks);
 bool tn_look_in_flight(struct tn_engine *engine);
+void tn_look_pause(void);                   /* between two looks at a word in memory */
 bool tn_look_arm(struct tn_engine *engine); /* before a sleep; true: something is there already */
 
 /* fence.c */
@@ -228,7 +231,7 @@ bool tn_crowd_fits(const char *loadavg, long processors);
 
 /* work.c */
 void tn_work_add(struct tn_host *host, struct tn_transfer *transfer);
-bool tn_work_run(struct tn_engine *engine); /* one chunk; false: there was none */
+bool tn_work_run(struct tn_engine *engine, uint32_t hand); /* one chunk; false: there was none */
 bool tn_work_pending(struct tn_engine *engine);
 
 /* batch.c */

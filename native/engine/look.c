@@ -18,7 +18,7 @@
 #define MOST_ATTEND_NS 10000000u
 #define ATTENDING_SHARE 16 /* at most such a part of the time goes into looking at the sockets */
 
-static void pause_cpu(void)
+void tn_look_pause(void)
 {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -85,7 +85,7 @@ bool tn_look(struct tn_engine *engine, int looks)
     while (!poll_providers(engine)) {
         if (--looks <= 0 || !tn_look_in_flight(engine))
             return false;
-        pause_cpu();
+        tn_look_pause();
     }
     return true;
 }

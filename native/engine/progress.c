@@ -355,7 +355,7 @@ static bool follow(struct tn_engine *engine, uint32_t turnstile, uint64_t end)
 /* One step of a waiting caller; false on a signal. */
 static bool wait_step(struct tn_engine *engine, struct goal *goal)
 {
-    bool copied = tn_work_run(engine);
+    bool copied = tn_work_run(engine, 0);
     goal->followed = false;
     if (copied && ++goal->copies % COPIES_BETWEEN_POLLS)
         return true;
@@ -467,7 +467,37 @@ static bool help(struct tn_engine *engine, uint32_t copies)
 {
     bool look = copies % COPIES_BETWEEN_POLLS == 0 && atomic_load(&engine->waiters) &&
                 tn_work_pending(engine);
-    return (!look || tn_crowd_has_room()) && tn_work_run(engine);
+    return (!look || tn_crowd_has_room()) && tn_work_run(engine, 1);
+}
+
+/* What the background thread knows of calls to copy. */
+struct calls {
+    uint32_t seen;
+    uint64_t patience; /* until when it looks for the next */
+};
+
+/* The scheduler likes to wake a thread where its waker runs: there it could not help. */
+static void answer_call(struct tn_engine *engine, struct calls *calls)
+{
+    uint32_t made = atomic_load(&engine->work_calls);
+    if (made == calls->seen || engine->host.hands < 2)
+        return;
+    calls->seen = made;
+    calls->patience = tn_now() + engine->pace.spin_ns;
+    if (atomic_load(&engine->work_cpu) == tn_sys_cpu())
+        tn_sys_leave_cpu();
+}
+
+/* After a copy the next is often not far, and would be over before this thread had woken: it looks
+ * for as long as that takes. */
+static bool linger(struct tn_engine *engine, const struct calls *calls)
+{
+    while (tn_now() < calls->patience) {
+        if (atomic_load(&engine->work_calls) != calls->seen)
+            return true;
+        tn_look_pause();
+    }
+    return false;
 }
 
 static void *background(void *argument)
@@ -475,11 +505,15 @@ static void *background(void *argument)
     struct tn_engine *engine = argument;
     prctl(PR_SET_NAME, "transport", 0, 0, 0);
     uint32_t copies = 0;
+    struct calls calls = {0};
     struct sight last = {0};
     tn_life_begin(tn_regions_life(engine->host.regions));
     while (!atomic_load(&engine->stopping)) {
         uint32_t word = atomic_load(&engine->background_word);
+        answer_call(engine, &calls);
         bool copied = help(engine, copies);
+        if (!copied && !tn_work_pending(engine) && linger(engine, &calls))
+            continue;
         if (!copied || ++copies % COPIES_BETWEEN_POLLS == 0)
             drive_in_background(engine, word, &last, copied);
     }

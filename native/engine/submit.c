@@ -192,6 +192,7 @@ static void arm(struct tn_transfer *transfer, struct tn_peer *peer, uint64_t now
     transfer->submitted_ns = now;
     transfer->deadline_ns = deadline_ns;
     transfer->cursor = (struct tn_cursor){0};
+    transfer->n_shares = 0;
     transfer->n_returned = 0;
     transfer->issued_all = false;
     transfer->error = 0;

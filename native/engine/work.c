@@ -1,5 +1,6 @@
 /* The work list: transfers with chunks to copy, which waiting callers and the background thread do
  * alike. */
+#include "base/sys.h"
 #include "engine/engine.h"
 
 void tn_work_add(struct tn_host *host, struct tn_transfer *transfer)
@@ -9,13 +10,15 @@ void tn_work_add(struct tn_host *host, struct tn_transfer *transfer)
     pthread_mutex_lock(&engine->work_lock);
     tn_list_append(&engine->work, &transfer->working);
     pthread_mutex_unlock(&engine->work_lock);
+    atomic_store(&engine->work_cpu, tn_sys_cpu());
+    atomic_fetch_add(&engine->work_calls, 1);
     atomic_fetch_add(&engine->turnstile, 1);
     tn_progress_wake_background(engine);
 }
 
 /* Runs one chunk of each transfer in turn, so that a small one does not wait for all of a big one.
  * Others may run the same transfer meanwhile; whoever finds it empty takes it off. */
-bool tn_work_run(struct tn_engine *engine)
+bool tn_work_run(struct tn_engine *engine, uint32_t hand)
 {
     struct tn_transfer *transfer = NULL;
     pthread_mutex_lock(&engine->work_lock);
@@ -29,7 +32,7 @@ bool tn_work_run(struct tn_engine *engine)
     if (!transfer)
         return false;
     struct tn_peer *peer = tn_transfer_peer(transfer);
-    if (!peer || !transfer->run(transfer) || tn_transfer_exhausted(transfer)) {
+    if (!peer || !transfer->run(transfer, hand) || tn_transfer_exhausted(transfer)) {
         pthread_mutex_lock(&engine->work_lock);
         bool listed = !tn_list_empty(&transfer->working);
         tn_list_remove(&transfer->working);

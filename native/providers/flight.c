@@ -86,7 +86,7 @@ static void unlist(struct tn_transfer *transfer)
     tn_transfer_unreference(transfer);
 }
 
-static int run(struct tn_transfer *transfer);
+static int run(struct tn_transfer *transfer, uint32_t hand);
 
 /* The slot is free before the pieces are reported: with the last of them the transfer may be gone.
  */
@@ -104,7 +104,7 @@ static void move_over(struct tn_move *move, int status)
     slot->taken = false;
     leave(flight);
     pthread_mutex_unlock(&flights->lock);
-    run(transfer);
+    run(transfer, 0);
     tn_piece_done(transfer, (uint64_t)pieces);
 }
 
@@ -211,8 +211,9 @@ static void rest(struct tn_flights *flights, struct tn_transfer *transfer)
 }
 
 /* Hands out as much as may be under way; nobody has to call it again: moves that end do. */
-static int run(struct tn_transfer *transfer)
+static int run(struct tn_transfer *transfer, uint32_t hand)
 {
+    (void)hand;
     struct tn_flights *flights = transfer->link; /* a link begins with its flights */
     struct tn_piece pieces[PIECES];
     struct slot *slot;
@@ -265,7 +266,7 @@ void tn_flights_start(struct tn_flights *flights, struct tn_transfer *transfer)
         tn_transfer_fail(transfer, status, 0, 0, "%s",
                          status == TN_NOMEM ? "no memory for a GPU copy" : flights->text);
     } else if (at_once) {
-        run(transfer);
+        run(transfer, 0);
     } else {
         flights->host->work(flights->host, transfer);
     }

@@ -17,7 +17,7 @@
 #include "memory/region.h"
 #include "transport_native.h"
 
-#define TN_PROVIDER_ABI 6
+#define TN_PROVIDER_ABI 7
 
 struct tn_host;
 struct tn_mover;
@@ -39,6 +39,7 @@ struct tn_host {
     uint64_t chunk_bytes;
     uint64_t liveness_ns;
     uint32_t stream_window;
+    uint32_t hands;         /* that copy at a time, at most: 1 where there is one CPU */
     uint64_t stream_buffer; /* of a TCP socket, each way; 0: as the kernel sizes it */
     uint32_t gpu_direct;    /* enum tn_gpu_direct */
 
@@ -47,8 +48,9 @@ struct tn_host {
     void (*ended)(struct tn_host *host, struct tn_transfer *transfer);
     void (*quiet)(struct tn_host *host, struct tn_transfer *transfer);
 
-    /* Lets waiting threads and the background thread call transfer->run(transfer) until it returns
-     * 0; several may run it at once. Takes its own reference. */
+    /* Lets waiting threads (hand 0) and the background thread (hand 1) call
+     * transfer->run(transfer, hand) until it returns 0; several may run it at once. Takes its own
+     * reference. */
     void (*work)(struct tn_host *host, struct tn_transfer *transfer);
 
     int (*watch)(struct tn_host *host, struct tn_watch *watch);   /* add */

@@ -160,23 +160,41 @@ static int take_returned(struct tn_transfer *transfer, struct tn_piece *pieces, 
     return count;
 }
 
-int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
-                     uint64_t each, uint64_t total)
+/* Called with the lock held. */
+static bool nothing_left(const struct tn_transfer *transfer)
+{
+    if (transfer->n_returned)
+        return false;
+    return transfer->n_shares ? !tn_shares_left(transfer)
+                              : transfer->cursor.range == transfer->n_ranges;
+}
+
+int tn_transfer_next_of(struct tn_transfer *transfer, uint32_t hand, struct tn_piece *pieces,
+                        int capacity, uint64_t each, uint64_t total)
 {
     int count = 0;
     bool drop = false;
     pthread_mutex_lock(&transfer->lock);
     if (!transfer->issued_all) {
-        count = transfer->n_returned ? take_returned(transfer, pieces, capacity, each, total)
-                                     : tn_transfer_pieces(transfer, &transfer->cursor, pieces,
-                                                          capacity, each, total);
+        if (transfer->n_returned)
+            count = take_returned(transfer, pieces, capacity, each, total);
+        else if (transfer->n_shares)
+            count = tn_shares_take(transfer, hand, pieces, capacity, each, total);
+        else
+            count = tn_transfer_pieces(transfer, &transfer->cursor, pieces, capacity, each, total);
         atomic_fetch_add_explicit(&transfer->outstanding, (uint64_t)count, memory_order_relaxed);
-        if (!transfer->n_returned && transfer->cursor.range == transfer->n_ranges)
+        if (nothing_left(transfer))
             drop = mark_issued_all(transfer);
     }
     pthread_mutex_unlock(&transfer->lock);
     drop_outstanding(transfer, drop);
     return count;
+}
+
+int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
+                     uint64_t each, uint64_t total)
+{
+    return tn_transfer_next_of(transfer, 0, pieces, capacity, each, total);
 }
 
 /* Called with the lock held. */

@@ -33,6 +33,13 @@ struct tn_cursor {
     uint64_t range, outer, row, offset; /* offset within the row */
 };
 
+/* A stretch of a transfer that one of several threads takes pieces of first. */
+#define TN_MAX_HANDS 8
+struct tn_share {
+    struct tn_cursor cursor;
+    uint64_t left; /* bytes */
+};
+
 struct tn_transfer {
     struct tn_host *host;
     struct tn_peer *peer;
@@ -45,8 +52,8 @@ struct tn_transfer {
 
     /* For the link that carries it. */
     struct tn_list node; /* in the link's own queue; the link holds a reference while it is there */
-    int (*run)(struct tn_transfer
-                   *transfer);   /* see tn_host.work: 1 did something, 0 nothing left to take */
+    /* See tn_host.work: 1 did something, 0 nothing left to take. */
+    int (*run)(struct tn_transfer *transfer, uint32_t hand);
     struct tn_copy_plan copying; /* for links that copy; set by them in start */
     void *scratch;
     uint64_t held;    /* pieces that it has taken and not done or returned */
@@ -75,6 +82,8 @@ struct tn_transfer {
 
     pthread_mutex_t lock; /* cursor, returned, issued_all, failure, and how it is carried */
     struct tn_cursor cursor;
+    struct tn_share shares[TN_MAX_HANDS];
+    uint32_t n_shares;         /* 0: it has none, and the cursor says how far it has come */
     struct tn_piece *returned; /* handed out before and given back: they go first */
     uint64_t n_returned, room_returned;
     _Atomic bool issued_all; /* no piece is left to hand out; changed under lock */
@@ -143,6 +152,18 @@ static inline bool tn_op_is_atomic(uint32_t op)
  * left, or the transfer has failed. */
 int tn_transfer_next(struct tn_transfer *transfer, struct tn_piece *pieces, int capacity,
                      uint64_t each, uint64_t total);
+/* As tn_transfer_next for one of the threads that copy a transfer which was shared out: pieces of
+ * its own share first, then of the others', and shorter ones towards the end. */
+int tn_transfer_next_of(struct tn_transfer *transfer, uint32_t hand, struct tn_piece *pieces,
+                        int capacity, uint64_t each, uint64_t total);
+/* In a link's start, of a transfer of which nothing was handed out: each of so many hands gets a
+ * contiguous share, so that it is the same thread that moves the same bytes when they are moved
+ * again, and finds in its cache what it has left there. Does nothing where that is not worth it. */
+void tn_transfer_share(struct tn_transfer *transfer, uint32_t hands);
+/* share.c, for tn_transfer_next_of; called with the lock held. */
+int tn_shares_take(struct tn_transfer *transfer, uint32_t hand, struct tn_piece *pieces,
+                   int capacity, uint64_t each, uint64_t total);
+uint64_t tn_shares_left(const struct tn_transfer *transfer);
 /* The pieces from the cursor on, as above, of which nobody keeps count. */
 int tn_transfer_pieces(const struct tn_transfer *transfer, struct tn_cursor *cursor,
                        struct tn_piece *pieces, int capacity, uint64_t each, uint64_t total);

@@ -341,7 +341,7 @@ struct tn_transfer *shm_begin(struct shm_pair *pair, uint32_t op, const struct t
 
 int shm_end(struct shm_pair *pair, struct tn_transfer *transfer)
 {
-    while (transfer->run(transfer))
+    while (transfer->run(transfer, 0))
         ;
     CHECK(fake_quiet(transfer));
     int status = fake_status(transfer);

@@ -127,7 +127,7 @@ static void test_mixed_batch(void)
 static void *run_all(void *argument)
 {
     struct tn_transfer *transfer = argument;
-    while (transfer->run(transfer))
+    while (transfer->run(transfer, 0))
         ;
     return NULL;
 }

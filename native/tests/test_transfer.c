@@ -263,8 +263,103 @@ static void test_outer_dimensions(unsigned seed)
     tn_transfer_unreference(transfer);
 }
 
+/* Contiguous, rows, and rows of rows; what lies at local address i lies at remote offset i, too. */
+static struct tn_transfer *make_large(struct witness *witness)
+{
+    struct tn_outer outer = {
+        .dims = 2,
+        .dim = {{.count = 2, .local_stride = 8 << 20, .remote_stride = 8 << 20},
+                {.count = 3, .local_stride = 2 << 20, .remote_stride = 2 << 20}}};
+    struct tn_range ranges[] = {
+        {.local_address = 77, .remote_offset = 77, .length = (3 << 20) + 123, .rows = 1},
+        {.local_address = 4 << 20,
+         .remote_offset = 4 << 20,
+         .length = 10000,
+         .rows = 300,
+         .local_stride = 12345,
+         .remote_stride = 12345},
+        {.local_address = 1, .length = 0, .rows = 3},
+        {.local_address = 8 << 20,
+         .remote_offset = 8 << 20,
+         .length = 16384,
+         .rows = 64,
+         .local_stride = 20000,
+         .remote_stride = 20000,
+         .outer = 1},
+    };
+    struct tn_transfer *transfer = make(witness, ranges, 4);
+    set_outers(transfer, &outer, 1);
+    transfer->bytes = (3 << 20) + 123 + 300 * 10000 + 6 * 64 * 16384;
+    return transfer;
+}
+
+static void mark(uint8_t *seen, const struct tn_piece *piece)
+{
+    CHECK(piece->length && piece->local == piece->remote_offset);
+    for (uint64_t i = 0; i < piece->length; i++)
+        CHECK(!seen[piece->local + i]++);
+}
+
+/* Whoever takes, and however much, every byte is handed out once. */
+static void test_shares(unsigned seed)
+{
+    static uint8_t seen[24 << 20];
+    struct witness witness;
+    struct tn_transfer *transfer = make_large(&witness);
+    struct tn_piece pieces[5];
+    uint64_t moved = 0;
+    srand(seed);
+    memset(seen, 0, sizeof(seen));
+    uint32_t hands = 2 + (uint32_t)rand() % (TN_MAX_HANDS - 1);
+    uint64_t each = 1 + (uint64_t)rand() % (1 << 20), at_once = each + (uint64_t)rand() % (1 << 20);
+    tn_transfer_share(transfer, hands);
+    CHECK(transfer->n_shares == hands && tn_shares_left(transfer) == transfer->bytes);
+    for (int count = 1; count;) {
+        count = tn_transfer_next_of(transfer, (uint32_t)rand() % (hands + 1), pieces,
+                                    1 + rand() % 5, each, at_once);
+        for (int i = 0; i < count; i++) {
+            mark(seen, &pieces[i]);
+            moved += pieces[i].length;
+        }
+        tn_piece_done(transfer, (uint64_t)count);
+    }
+    CHECK(moved == transfer->bytes && witness.quiet == 1 && tn_transfer_exhausted(transfer));
+    tn_transfer_unreference(transfer);
+}
+
+/* Each hand comes to the same bytes again, and helps the other only when its own are done. */
+static void test_own_share_first(void)
+{
+    struct witness witness;
+    struct tn_piece piece;
+    struct tn_range range = {.local_address = 4096, .length = 8 << 20, .rows = 1};
+    struct tn_transfer *transfer = make(&witness, &range, 1);
+    transfer->bytes = range.length;
+    tn_transfer_share(transfer, 2);
+    for (uint64_t i = 4; i < 8; i++) {
+        CHECK(tn_transfer_next_of(transfer, 1, &piece, 1, 1 << 20, 1 << 20) == 1);
+        CHECK(piece.remote_offset == i << 20 && piece.length == 1 << 20);
+    }
+    CHECK(tn_transfer_next_of(transfer, 1, &piece, 1, 8 << 20, 8 << 20) == 1);
+    CHECK(piece.remote_offset == 0 && piece.length == 2 << 20);
+    CHECK(tn_transfer_next(transfer, &piece, 1, 8 << 20, 8 << 20) == 1);
+    CHECK(piece.remote_offset == 2 << 20 && piece.length == 2 << 20);
+    CHECK(tn_transfer_exhausted(transfer));
+    tn_piece_done(transfer, 6);
+    tn_transfer_unreference(transfer);
+    range.length = 2 << 20; /* and one byte less is one share */
+    transfer = make(&witness, &range, 1);
+    transfer->bytes = range.length - 1;
+    tn_transfer_share(transfer, 2);
+    CHECK(!transfer->n_shares);
+    tn_transfer_unreference(transfer);
+}
+
 int main(void)
 {
+    for (unsigned seed = 0; seed < 40; seed++)
+        test_shares(seed);
+    test_own_share_first();
     test_neighbours_become_one_piece();
     test_a_call_keeps_to_one_remote();
     test_nothing_to_move();

@@ -179,11 +179,11 @@ static void leave_active(struct tn_shm_connection *connection, struct tn_transfe
 }
 
 /* How many pieces it took; the caller reports them. */
-static int run_next(struct tn_transfer *transfer)
+static int run_next(struct tn_transfer *transfer, uint32_t hand)
 {
     struct tn_shm_chunk chunk;
     uint64_t bytes = transfer->host->chunk_bytes;
-    chunk.count = tn_transfer_next(transfer, chunk.pieces, TN_SHM_PIECES, bytes, bytes);
+    chunk.count = tn_transfer_next_of(transfer, hand, chunk.pieces, TN_SHM_PIECES, bytes, bytes);
     if (chunk.count == 0)
         return 0; /* the transfer may be quiet and the connection gone */
     chunk.transfer = transfer;
@@ -197,9 +197,9 @@ static int run_next(struct tn_transfer *transfer)
     return chunk.count;
 }
 
-int tn_shm_chunk_run(struct tn_transfer *transfer)
+int tn_shm_chunk_run(struct tn_transfer *transfer, uint32_t hand)
 {
-    int count = run_next(transfer);
+    int count = run_next(transfer, hand);
     if (count == 0)
         return 0;
     leave_active(transfer->link, transfer);
@@ -211,7 +211,7 @@ void tn_shm_chunk_run_all(struct tn_transfer *transfer)
 {
     int count = 1;
     while (count && !tn_transfer_exhausted(transfer)) {
-        count = run_next(transfer);
+        count = run_next(transfer, 0);
         tn_piece_done(transfer, (uint64_t)count);
     }
 }

@@ -104,7 +104,7 @@ struct tn_shm_chunk {
 };
 
 /* chunk.c: moves pieces; failures go to the transfer. 1, or 0 when nothing is left to hand out. */
-int tn_shm_chunk_run(struct tn_transfer *transfer);
+int tn_shm_chunk_run(struct tn_transfer *transfer, uint32_t hand);
 /* All that is left of a small transfer, which is in none of the connection's lists. */
 void tn_shm_chunk_run_all(struct tn_transfer *transfer);
 /* tn_link_ops.at_once */

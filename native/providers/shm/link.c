@@ -106,6 +106,8 @@ static void link_start(void *link, struct tn_transfer *transfer)
     struct tn_host *host = connection->host;
     transfer->run = tn_shm_chunk_run;
     transfer->copying = tn_copy_plan(transfer->bytes);
+    if (!tn_transfer_at_once(transfer))
+        tn_transfer_share(transfer, host->hands);
     pthread_mutex_lock(&connection->lock);
     uint32_t states = survey(connection, transfer);
     if (states >> UNKNOWN & 1) {

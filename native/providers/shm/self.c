@@ -80,10 +80,10 @@ static bool overlaps_itself(const struct tn_transfer *transfer)
     return false;
 }
 
-static int run_pieces(struct tn_transfer *transfer, uint64_t limit)
+static int run_pieces(struct tn_transfer *transfer, uint32_t hand, uint64_t limit)
 {
     struct tn_piece pieces[SELF_PIECES];
-    int count = tn_transfer_next(transfer, pieces, SELF_PIECES, limit, limit);
+    int count = tn_transfer_next_of(transfer, hand, pieces, SELF_PIECES, limit, limit);
     for (int i = 0; i < count && !tn_transfer_stopped(transfer); i++) {
         int status = move_piece(transfer, &pieces[i]);
         if (status != TN_OK)
@@ -94,14 +94,14 @@ static int run_pieces(struct tn_transfer *transfer, uint64_t limit)
     return count > 0;
 }
 
-static int run_chunk(struct tn_transfer *transfer)
+static int run_chunk(struct tn_transfer *transfer, uint32_t hand)
 {
-    return run_pieces(transfer, transfer->host->chunk_bytes);
+    return run_pieces(transfer, hand, transfer->host->chunk_bytes);
 }
 
-static int run_whole(struct tn_transfer *transfer)
+static int run_whole(struct tn_transfer *transfer, uint32_t hand)
 {
-    return run_pieces(transfer, UINT64_MAX);
+    return run_pieces(transfer, hand, UINT64_MAX);
 }
 
 /* ---- GPU memory ------------------------------------------------------------------------------ */
@@ -162,13 +162,15 @@ static void self_start(void *link, struct tn_transfer *transfer)
         return;
     }
     transfer->copying = tn_copy_plan(transfer->bytes);
-    transfer->run = overlaps_itself(transfer) ? run_whole : run_chunk;
+    bool whole = overlaps_itself(transfer);
+    transfer->run = whole ? run_whole : run_chunk;
     if (!tn_transfer_at_once(transfer)) {
+        tn_transfer_share(transfer, whole ? 1 : host->hands);
         host->work(host, transfer);
         return;
     }
     tn_transfer_reference(transfer);
-    while (transfer->run(transfer))
+    while (transfer->run(transfer, 0))
         ;
     tn_transfer_unreference(transfer);
 }
