@@ -47,7 +47,7 @@ class Soak:
         self.pending: dict[Any, tuple[float, tuple[str, str]]] = {}
 
     def begin(self) -> None:
-        maker, reader = self.random.sample(self.members, 2)
+        maker, reader = (self.members[i] for i in self.random.sample(list(self.pids), 2))
         count, seed = self.random.choice(COUNTS), self.random.randrange(1000)
         ref = maker.numbers.remote(count, seed)
         taken = reader.compare_numbers.remote(ref, count, seed)
@@ -75,7 +75,7 @@ class Soak:
         return "right"
 
     def kill(self) -> None:
-        if not self.pids:
+        if len(self.pids) < 3:  # two are needed to go on
             return
         victim = self.random.choice(list(self.pids))
         os.kill(self.pids.pop(victim), signal.SIGKILL)
@@ -99,6 +99,7 @@ class Soak:
 def test_killing_actors_at_random():
     soak = Soak(int(os.environ.get("RAY_SOAK_SEED", "1")))
     ray.get(list(soak.asked), timeout=PATIENCE)
+    soak.look_who_is_up()
     end = time.monotonic() + SECONDS
     next_kill = time.monotonic() + PAUSE
     while time.monotonic() < end:
