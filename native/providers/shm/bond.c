@@ -51,6 +51,9 @@ void tn_shm_bond_watch(struct tn_shm_bond *bond, int pidfd)
 int tn_shm_bond_check(const struct tn_shm_bond *bond, const struct tn_remote *remote)
 {
     const struct tn_directory *directory = (const void *)bond->directory.address;
+    /* Its memory outlives it while we map it: nobody would see what is written there. */
+    if (tn_life_look(&directory->life) == TN_LIFE_ENDED)
+        return tn_fail(TN_PEER_LOST, "the peer's process has ended");
     uint64_t words = (bond->directory.bytes - sizeof(*directory)) / sizeof(directory->words[0]);
     if (remote->number == 0 || remote->number >= words)
         return tn_fail(TN_REMOTE_ACCESS, "the peer cannot have a region %llu",

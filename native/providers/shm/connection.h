@@ -77,7 +77,8 @@ int tn_shm_bond_open(struct tn_shm_bond **out);
 struct tn_shm_bond *tn_shm_bond_use(struct tn_shm_bond *bond);
 void tn_shm_bond_release(struct tn_shm_bond *bond);
 void tn_shm_bond_watch(struct tn_shm_bond *bond, int pidfd);
-/* Whether the region is still what the handle says; TN_OK, TN_STALE or TN_REMOTE_ACCESS. */
+/* Whether the region is still what the handle says: TN_OK, TN_STALE, TN_REMOTE_ACCESS, or
+ * TN_PEER_LOST where its owner has died. */
 int tn_shm_bond_check(const struct tn_shm_bond *bond, const struct tn_remote *remote);
 bool tn_shm_bond_alive(const struct tn_shm_bond *bond);
 
@@ -109,7 +110,8 @@ int tn_shm_chunk_run(struct tn_transfer *transfer, uint32_t hand);
 void tn_shm_chunk_run_all(struct tn_transfer *transfer);
 /* tn_link_ops.at_once */
 bool tn_shm_chunk_run_at_once(void *link, struct tn_transfer *transfer);
-/* Whether the region is still what the handle says; TN_OK, TN_STALE or TN_REMOTE_ACCESS. */
+/* Whether the region is still what the handle says: TN_OK, TN_STALE, TN_REMOTE_ACCESS, or
+ * TN_PEER_LOST where its owner has died. */
 int tn_shm_chunk_check(const struct tn_shm_chunk *chunk);
 
 /* process_vm.c */

@@ -92,12 +92,13 @@ static void lost(const struct tn_shm_chunk *chunk)
 static void fail_fault(const struct tn_shm_chunk *chunk, uint64_t local, uint64_t remote)
 {
     struct tn_transfer *transfer = chunk->transfer;
+    int status = tn_shm_chunk_check(chunk);
     if (!local_usable(local, transfer->op))
         tn_transfer_fail(transfer, TN_INVALID, EFAULT, 0, "the local memory at %#llx cannot be %s",
                          (unsigned long long)local,
                          transfer->op == TN_OP_READ ? "written" : "read");
-    else if (tn_shm_chunk_check(chunk) != TN_OK)
-        tn_transfer_fail(transfer, TN_STALE, 0, 0, "%s", tn_last_error());
+    else if (status != TN_OK)
+        tn_transfer_fail(transfer, status, 0, 0, "%s", tn_last_error());
     else if (tn_shm_process_vm_probe(chunk->connection) != 0)
         lost(chunk); /* the process ended, or runs another program */
     else if (chunk->remote->memory == TN_MEMORY_FILE)
