@@ -94,7 +94,8 @@ static void test_goes_on_and_fails(void)
     struct tn_sequence sequence = {.steps = steps, .count = STEPS};
     open_all();
     int status = tn_sequence_run(&sequence, TN_NO_DEADLINE, 0);
-    CHECK(status == TN_PENDING && sequence.at == 0 && sequence.begun == 1);
+    /* The background thread may be fast: then nothing was left to wait for. */
+    CHECK(status == TN_OK || (status == TN_PENDING && sequence.at < STEPS && sequence.begun));
     while (status == TN_PENDING)
         status = tn_sequence_run(&sequence, TN_NO_DEADLINE, 1000);
     CHECK(status == TN_OK && sequence.at == STEPS);
