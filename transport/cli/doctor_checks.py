@@ -20,7 +20,7 @@ from transport.config import unknown_variables
 from transport.types import format_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from transport.config import Settings
 
@@ -46,6 +46,13 @@ def all_findings(settings: Settings, root: Path = facts.ROOT) -> list[Finding]:
 def variables(environ: Iterable[str]) -> Iterator[Finding]:
     for name, nearest in unknown_variables(environ).items():
         yield Finding("environment", name, "note", "is no setting", f"did you mean {nearest}?")
+
+
+def refused(wrong: Mapping[str, str]) -> Iterator[Finding]:
+    """Variables with which no engine would open, and what is wrong with each."""
+    for name, reason in wrong.items():
+        remedy = "set it so, or unset it: engines refuse it, and this report has its default"
+        yield Finding("environment", name, "missing", reason, remedy)
 
 
 def machine(root: Path) -> Iterator[Finding]:

@@ -35,22 +35,27 @@ def topology(as_json: bool, sysfs: Path | None) -> None:
     """Show NUMA nodes, RDMA devices and GPUs as PCIe joins them, and the choice of NICs.
 
     For the memory of each NUMA node and GPU: the NICs that would be used, how far they are (PIX,
-    PXB, PHB, NODE, SYS, as nvidia-smi says it) and the reason. GPUs are numbered by PCI address,
-    whatever CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES say; where there is a driver, its own
-    numbers are shown beside. TRANSPORT_VERBS_NIC_MAP overrides the choice. Needs neither libibverbs
-    nor a GPU library.
+    PXB, PHB, NODE, SYS, as nvidia-smi says it; UNTOLD where nothing tells) and the reason. GPUs are
+    numbered by PCI address, whatever CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES say; where there
+    is a driver, its own numbers are shown beside. TRANSPORT_VERBS_NIC_MAP overrides the choice.
+    Needs neither libibverbs nor a GPU library. A variable that makes no sense counts as unset, and
+    makes the exit status 1.
     """
     import json
     import os
 
-    settings = Settings.from_env()
+    settings, wrong = Settings.survey(os.environ)
+    for name, reason in wrong.items():
+        click.echo(f"{name} {reason}; the default is used", err=True)
     machine = read_machine(sysfs or settings.verbs_sysfs)
     chosen = choices(machine, settings.verbs_nic_map)
     seen = seen_by_driver(settings) if machine.gpus else {}
     if as_json:
         click.echo(json.dumps(to_json(machine, chosen, seen), indent=1))
-        return
-    _print(machine, chosen, seen, list(notes(machine, os.environ, seen)))
+    else:
+        _print(machine, chosen, seen, list(notes(machine, os.environ, seen)))
+    if wrong:
+        sys.exit(1)
 
 
 def seen_by_driver(settings: Settings) -> dict[str, str]:
@@ -110,7 +115,9 @@ def notes(
     for address, name in (seen or {}).items():
         if machine.gpu(address) is None:
             yield f"sysfs does not tell of {name} at {address}: nothing is known of its place"
-    if machine.gpus:
+    if not machine.gpus:
+        yield "no GPUs"
+    else:
         loaded = machine.peer_memory or "no module for peer memory is loaded"
         yield f"GPU memory by NICs: {loaded}; whether dma-buf works is asked of the driver in use"
     for name in _VISIBLE:
@@ -137,7 +144,8 @@ def _print(
         place = choice.place.name
         if choice.place.gpu is not None and choice.place.gpu.address in seen:
             place += f" ({seen[choice.place.gpu.address]})"
-        table.add_row(place, names, choice.distance.name, choice.reason)
+        distance = choice.distance.name if choice.nics else "-"
+        table.add_row(place, names, distance, choice.reason)
     console.print(table)
     for line in told:
         console.print(f"! {line}")

@@ -81,6 +81,24 @@ def test_the_drivers_numbers_are_placed_by_pci_address(tmp_path: Path) -> None:
     assert "sysfs does not tell of cuda:0 at 0000:ff:00.0" in shown
 
 
+def test_a_machine_without_anything_says_so(tmp_path: Path) -> None:
+    shown = run(tmp_path)
+    assert "! no GPUs" in shown
+    assert "UNTOLD" not in shown
+    assert "no GPUs" not in run(sysfs_tree.expand("eight_gpus", tmp_path / "sys"))
+
+
+def test_a_variable_that_makes_no_sense_is_told_beside_the_rest(tmp_path: Path) -> None:
+    tree = sysfs_tree.expand("eight_gpus", tmp_path / "sys")
+    environ = {"TRANSPORT_VERBS_NIC_MAP": "gpu5=mlx5_0", "GPU_PLATFORM": "nvidia"}
+    words = ["topology", "--sysfs", str(tree), "--json"]
+    result = CliRunner().invoke(commands, words, env=environ)
+    assert result.exit_code == 1
+    assert "GPU_PLATFORM must be any, cuda, rocm or none, not 'nvidia'" in result.stderr
+    choices = {choice["place"]: choice for choice in json.loads(result.stdout)["choices"]}
+    assert choices["gpu5"]["nics"] == ["mlx5_0"]
+
+
 def test_this_machine() -> None:
     result = CliRunner().invoke(commands, ["topology"], catch_exceptions=False)
     assert result.exit_code == 0

@@ -154,6 +154,23 @@ def test_misspelt_variables_are_named_once(caplog):
     assert told == [f"TRANSPORT_VERBS_GUID_INDEX is no setting; the nearest is {nearest}"]
 
 
+def test_the_one_name_without_the_prefix_is_found_for_it():
+    assert unknown_variables(["TRANSPORT_GPU_PLATFORM"]) == {
+        "TRANSPORT_GPU_PLATFORM": "GPU_PLATFORM"
+    }
+
+
+def test_a_survey_tells_all_that_makes_no_sense_and_keeps_the_rest():
+    environ = {"TRANSPORT_DEADLINE": "soon", "GPU_PLATFORM": "nvidia", "TRANSPORT_LIVENESS": "3"}
+    settings, wrong = Settings.survey(environ)
+    assert settings == Settings(liveness=3.0)
+    assert wrong == {
+        "TRANSPORT_DEADLINE": "must be seconds, or inf, not 'soon'",
+        "GPU_PLATFORM": "must be any, cuda, rocm or none, not 'nvidia'",
+    }
+    assert Settings.survey({}) == (Settings(), {})
+
+
 def test_the_secret_does_not_show():
     settings = Settings.from_env({"TRANSPORT_SECRET": "hush-hush-hush-hush"})
     assert "hush" not in repr(settings)
