@@ -152,7 +152,8 @@ static int open_any(struct tn_gpu **out)
 static int open_chosen(struct tn_gpu **out)
 {
     if (chosen.platform == TN_GPU_NONE)
-        return tn_fail(TN_UNAVAILABLE, "GPU_PLATFORM=none: GPUs are not to be used");
+        return tn_fail(TN_UNAVAILABLE,
+                       "GPU_PLATFORM=none: GPUs are not to be used (unset it to use them)");
     if (chosen.platform == TN_GPU_ANY)
         return open_any(out);
     int status = open_platform(chosen.platform, out);
@@ -230,7 +231,8 @@ static int present(uint32_t platform)
 static int look_for_one(void)
 {
     if (chosen.platform == TN_GPU_NONE)
-        return tn_fail(TN_UNAVAILABLE, "GPU_PLATFORM=none: GPUs are not to be used");
+        return tn_fail(TN_UNAVAILABLE,
+                       "GPU_PLATFORM=none: GPUs are not to be used (unset it to use them)");
     if (chosen.platform != TN_GPU_ANY)
         return present(chosen.platform);
     if (present(TN_GPU_CUDA) == TN_OK)

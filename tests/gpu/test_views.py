@@ -118,6 +118,6 @@ def test_names_of_devices():
     assert parse("hip:1") == Device("hip", 1)
     assert parse("cuda") == Device("cuda", 0)
     assert parse(None) is parse("cpu") is parse(torch.device("cpu")) is None
-    for wrong in ("meta", "cuda:", "cuda:-1", -1, True, 1.5, "cuda:x"):
+    for wrong in ("meta", "cuda:", "cuda:-1", -1, True, 1.5, "cuda:x", "gpu"):
         with pytest.raises(InvalidUse, match="a device is"):
             parse(wrong)

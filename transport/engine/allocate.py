@@ -9,7 +9,7 @@ import operator
 import sys
 from typing import TYPE_CHECKING, Any
 
-from transport.errors import InvalidUse
+from transport.errors import InvalidUse, Unavailable
 from transport.ffi import ffi
 from transport.memory.dtypes import ITEMSIZES
 from transport.memory.gpu_array import GpuArray, capsule_over
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from transport.types import Access
 
 
+_NO_GPU = "`transport doctor` tells what this host has; leave out device= for host memory"
+
+
 def empty_on(pool: GpuPool, shape: int | Sequence[int], dtype: Any, device: Device) -> Any:
     """An uninitialised tensor (for a torch dtype) or GpuArray (for any other) on a GPU."""
     dims = _dims(shape)
@@ -32,7 +35,10 @@ def empty_on(pool: GpuPool, shape: int | Sequence[int], dtype: Any, device: Devi
     name = str(dtype).removeprefix("torch.") if typed else _name_of(dtype)
     if name not in ITEMSIZES:
         raise InvalidUse(f"memory of a GPU cannot have the dtype {dtype!r}")
-    block = pool.take(_nbytes(dims, ITEMSIZES[name]), device)
+    try:
+        block = pool.take(_nbytes(dims, ITEMSIZES[name]), device)
+    except Unavailable as error:
+        raise Unavailable(error.reason, _NO_GPU) from None
     if torch is None or not typed:
         return GpuArray(block, dims, name)
     return torch.utils.dlpack.from_dlpack(capsule_over(block, dims, name))

@@ -174,9 +174,10 @@ class Engine(Handle):
         """A new tensor (torch dtype) or array (numpy dtype or name) that peers here can map.
 
         Uninitialised. Register it with the same `access` (or parts of it) to have it used in
-        place. With `device` "cuda" or "cuda:N" it is memory of that GPU, shareable with processes
-        of this host and with NICs: a torch tensor, or a GpuArray, which others take by DLPack or
-        `__cuda_array_interface__`. Raises NativeError where memory is short.
+        place. With `device` "cuda", "cuda:N" ("hip" is the same) or N it is memory of that GPU,
+        shareable with processes of this host and with NICs: a torch tensor, or a GpuArray, which
+        others take by DLPack or `__cuda_array_interface__`. Raises NativeError where memory is
+        short, Unavailable where there is no GPU.
         """
         wanted, gpu = Access.parse(access), parse_device(device)
         with self._core as core:

@@ -33,7 +33,7 @@ class CudaArray(NamedTuple):
 def read(x: Any) -> CudaArray | None:
     """None where the object has the attribute but not the memory (a tensor on the CPU).
 
-    Raises InvalidUse where the memory is no GPU's, or masked.
+    Raises InvalidUse where the memory is no GPU's, or masked, Unavailable without a GPU driver.
     """
     told = getattr(x, "__cuda_array_interface__", None)
     if told is None:

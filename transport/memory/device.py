@@ -14,7 +14,7 @@ from transport.errors import InvalidUse
 KINDS = ("cuda", "hip")
 """torch's names for device types of GPUs; a ROCm build of torch calls its own "cuda", too."""
 
-_NAME = re.compile(r"(cuda|hip|gpu)(?::([0-9]{1,4}))?", re.ASCII)
+_NAME = re.compile(r"(cuda|hip)(?::([0-9]{1,4}))?", re.ASCII)
 
 
 class Device(NamedTuple):
@@ -28,7 +28,7 @@ class Device(NamedTuple):
 
 
 def parse(device: Any) -> Device | None:
-    """The GPU that "cuda", "cuda:1", 1 or a torch.device names; None for the CPU.
+    """The GPU that "cuda", "cuda:1", "hip", "hip:1", 1 or a torch.device names; None for "cpu".
 
     Raises InvalidUse for anything else. Without an ordinal it is torch's current device where torch
     is in use, else the first.
@@ -44,11 +44,13 @@ def parse(device: Any) -> Device | None:
     text = str(device)
     match = _NAME.fullmatch(text)
     if match:
-        kind = "cuda" if match[1] == "gpu" else match[1]
-        return Device(kind, _current() if match[2] is None else int(match[2]))
+        return Device(match[1], _current() if match[2] is None else int(match[2]))
     if text in ("cpu", "cpu:0"):
         return None
-    raise InvalidUse(f'a device is "cpu", "cuda" or "cuda:N", not {device!r:.80}')
+    raise InvalidUse(
+        'a device is "cpu", "cuda", "cuda:N", "hip", "hip:N", N or a torch.device,'
+        f" not {device!r:.80}"
+    )
 
 
 def _ordinal(device: Any) -> Any:

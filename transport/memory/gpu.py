@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transport.errors import InvalidUse
+from transport.errors import InvalidUse, Unavailable
 from transport.ffi import check, ffi, lib
 from transport.memory.device import Device
+from transport.memory.driver import driver
 
 if TYPE_CHECKING:
     from transport.memory.host import View
@@ -58,13 +59,15 @@ def extent_at(address: int, nbytes: int) -> Extent:
 def extent_of(view: View, start: int, nbytes: int) -> Extent:
     """The allocations under the bytes of a view that says that it is a GPU's.
 
-    Raises InvalidUse where the driver knows nothing of it: then it must not be touched.
+    Raises InvalidUse where the driver knows nothing of it, Unavailable where there is none: then it
+    must not be touched.
     """
     if not nbytes:
         return _EMPTY
     found = extent_at(start, nbytes)
     if found.kind in (GPU, MANAGED):
         return found
+    _check_driver()
     raise InvalidUse(
         f"the memory says that it is on {view.device}, but the GPU driver of this process knows"
         " nothing of it (freed, or of another platform: see `transport doctor`)"
@@ -72,11 +75,24 @@ def extent_of(view: View, start: int, nbytes: int) -> Extent:
 
 
 def device_of(address: int) -> Device:
-    """The GPU of an address that something says is a GPU's. Raises InvalidUse where it is not."""
+    """The GPU of an address that something says is a GPU's.
+
+    Raises InvalidUse where it is not, Unavailable where there is no driver to ask.
+    """
     found = extent_at(address, 1)
     if found.kind not in (GPU, MANAGED):
+        _check_driver()
         raise InvalidUse(f"the memory at {address:#x} is no GPU's, as far as its driver knows")
     return Device("cuda", max(found.device, 0))
+
+
+def _check_driver() -> None:
+    """Raises Unavailable where the driver knows nothing of any memory, for there is none."""
+    try:
+        driver()
+    except Unavailable as error:
+        reason = f"the memory is said to be a GPU's, but {error.reason}"
+        raise Unavailable(reason, "`transport doctor` tells what this host has") from None
 
 
 def segments_ended() -> int:
