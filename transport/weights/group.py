@@ -120,7 +120,8 @@ class Group:
             if isinstance(error, TransportError) and type(error) is not PeerError:
                 raise NotYetError(error)
             where = ", ".join(self._addresses)
-            raise NotYetError(Unavailable(f"nobody publishes {name!r} at {where}"))
+            remedy = "check the name, or wait for its publish with a longer deadline"
+            raise NotYetError(Unavailable(f"nobody publishes {name!r} at {where}", remedy))
         for source in found:
             if source.layout_key != found[0].layout_key:
                 where = f"{found[0].address} and {source.address}"

@@ -18,7 +18,7 @@ from transport.sharding.layout import Layout
 from transport.sharding.state import StateLayout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from transport.memory.host import View
 
@@ -33,6 +33,25 @@ def tensors_of(state: Any) -> dict[str, Any]:
     return {
         name: _local(value) for name, value in flattened(_state(state)) if isinstance(value, kinds)
     }
+
+
+def left_out(state: Any, published: Collection[str]) -> list[str]:
+    """Names in the state of what is not published: tensors, numbers, lists."""
+    return [name for name in _names(_state(state)) if name not in published]
+
+
+def _names(state: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in state.items():
+        if isinstance(value, Mapping):
+            yield from _names(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first four, and how many more there are."""
+    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+    return f"{', '.join(names[:4])}{more}"
 
 
 def _local(tensor: Any) -> Any:
@@ -61,10 +80,9 @@ def check_named(tensors: Mapping[str, Any], layout: StateLayout) -> None:
     named = {entry.tensor for entry in layout.values()}
     unknown = [name for name in tensors if name not in named]
     if unknown:
-        more = f" and {len(unknown) - 4} more" if len(unknown) > 4 else ""
         raise LayoutError(
-            f"the layout names no {', '.join(unknown[:4])}{more}, which no reader would get; with"
-            " partial=True only what it names is published"
+            f"the layout names no {some(unknown)}, which no reader would get; with partial=True"
+            " only what it names is published"
         )
 
 

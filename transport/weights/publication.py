@@ -15,13 +15,21 @@ from transport.types import check_timeout
 from transport.weights import card
 from transport.weights.announcement import Announcement
 from transport.weights.live import Live
-from transport.weights.local import check_named, check_shapes, described, layout_for, tensors_of
+from transport.weights.local import (
+    check_named,
+    check_shapes,
+    described,
+    layout_for,
+    left_out,
+    some,
+    tensors_of,
+)
 from transport.weights.registry import registry_of
 from transport.weights.snapshots import Snapshots, check_keep
 from transport.weights.word import State, check_version
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from transport.engine.engine import Engine
     from transport.memory.remote import RemoteRegion
@@ -66,6 +74,7 @@ class Publication(Handle):
         memory: _Memory,
         layout: StateLayout,
         patience: float,
+        left_out: Sequence[str],
     ) -> None:
         self._engine = engine
         self._name = name
@@ -74,6 +83,7 @@ class Publication(Handle):
         self._memory = memory
         self._layout = layout
         self._patience = patience
+        self._left_out = left_out
         self._versions = [-1] * memory.slots
         self._writing: int | None = None  # the slot that holds no version now
         self._lock = threading.Lock()
@@ -281,7 +291,11 @@ class Publication(Handle):
 
     def _describe(self) -> str:
         kept = ", ".join(map(str, self.versions)) or "no version"
-        return f"{self._name!r} rank {self._rank}, {self._mode}: {kept}"
+        count = len(self._layout.local_shapes(self._rank))
+        what = f"{count} tensor{'s' * (count != 1)}"
+        if self._left_out:
+            what += f"; left out: {some(self._left_out)}"
+        return f"{self._name!r} rank {self._rank}, {self._mode} ({what}): {kept}"
 
 
 def publish(
@@ -300,10 +314,10 @@ def publish(
     """Lets peers fetch a state dict (or a module's) by name, version after version.
 
     `state` has this rank's local tensors and arrays, those of nested dicts by names joined with
-    dots; what else is in it, numbers and lists too, is passed over. `layout` says how the whole
-    group holds the state, `rank` is this process's number in the group. By default DTensors tell
-    both; where there are none, rank 0 has all of it. With `version` the tensors are published as
-    they are; otherwise nothing is there before `update`.
+    dots; what else is in it, numbers and lists too, is passed over, and named by `repr()`. `layout`
+    says how the whole group holds the state, `rank` is this process's number in the group. By
+    default DTensors tell both; where there are none, rank 0 has all of it. With `version` the
+    tensors are published as they are; otherwise nothing is there before `update`.
 
     `mode="snapshot"` copies the tensors at each `update`: `keep` versions and one more are in
     memory that peers on this host can map. `mode="live"` copies nothing: readers read the tensors
@@ -335,9 +349,9 @@ def publish(
     else:
         raise InvalidUse(f'mode is "live" or "snapshot", not {mode!r:.80}')
     try:
-        made = Publication(
-            engine, name, rank, mode, memory, layout, PATIENCE if wait is None else wait
-        )
+        patience = PATIENCE if wait is None else wait
+        rest = left_out(state, views.keys())
+        made = Publication(engine, name, rank, mode, memory, layout, patience, rest)
     except BaseException:
         memory.close()
         raise

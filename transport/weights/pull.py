@@ -92,7 +92,12 @@ class Pull(Closing):
             if version is not None:
                 return Choice(version, (stable == version).argmax(axis=1).tolist())
             if newest is not None and _gone(newest, versions, stable):
-                raise VersionGone(f"version {newest} is not kept any more", version=newest)
+                kept = ", ".join(map(str, sorted(common))) or "none that all sources have"
+                raise VersionGone(
+                    f"version {newest} is not kept any more; kept now: {kept}. Fetch the latest,"
+                    " or publish with a greater keep=",
+                    version=newest,
+                )
             if clock.passed:
                 raise DeadlineExceeded(self._what_there_is(stable, clock))
             clock.pause(pause)

@@ -249,6 +249,8 @@ def test_a_number_that_is_gone_and_one_that_is_to_come(trainers, reader):
     with weights.subscribe(reader, "policy", blank(), trainers.addresses) as subscription:
         with pytest.raises(VersionGone, match="version 1 is not kept") as caught:
             subscription.fetch(1)
+        kept = ", ".join(map(str, trainers.publications[0].versions))
+        assert f"kept now: {kept}. Fetch the latest" in str(caught.value)
         assert not caught.value.retryable
         assert caught.value.version == 1
         with pytest.raises(DeadlineExceeded):
@@ -429,10 +431,17 @@ def test_a_source_that_comes_back_is_taken_up(reader, monkeypatch):
 
 def test_nobody_there(reader):
     with Engine() as other:
-        with pytest.raises(Unavailable, match="nobody publishes 'policy'"):
+        with pytest.raises(Unavailable, match=r"nobody publishes 'policy' .* longer deadline"):
             weights.fetch(reader, "policy", blank(), other.addresses[0], deadline=0.05)
         with weights.publish(other, "other", FULL, 1), pytest.raises(Unavailable, match="policy"):
             weights.fetch(reader, "policy", blank(), other.addresses[0], deadline=0.05)
+
+
+def test_a_publication_names_what_it_leaves_out(reader):
+    state = {"w": torch.ones(3), "lr": 0.1, "optimizer": {"betas": [0.9, 0.95]}}
+    with weights.publish(reader, "policy", state, 1) as publication:
+        told = "'policy' rank 0, snapshot (1 tensor; left out: lr, optimizer.betas): 1"
+        assert told in repr(publication)
 
 
 def test_seats_are_given_back(trainers):
