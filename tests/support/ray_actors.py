@@ -5,9 +5,13 @@ May import ray, torch, numpy and the adapter. Ray's workers import it by name.
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
+import tempfile
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -156,6 +160,11 @@ def card_of(ref: Any, patience: float = 20.0) -> Any:
     return manager.wait_for_tensor_transport_metadata(ref.hex(), patience)
 
 
+def stacks_of(pid: int) -> Path:
+    """Where a member writes what its threads are at, on SIGUSR1."""
+    return Path(os.environ.get("RAY_STACKS", tempfile.gettempdir()), f"stacks-{pid}.txt")
+
+
 @ray.remote(num_cpus=0, enable_tensor_transport=True)
 class Member:
     """An actor that can do all of it."""
@@ -163,6 +172,8 @@ class Member:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self.kept: Any = None
+        self.stacks = stacks_of(os.getpid()).open("w")
+        faulthandler.register(signal.SIGUSR1, self.stacks)
 
     @ray.method(tensor_transport="TRANSPORT")
     def make(self, name: str) -> Any:

@@ -88,9 +88,11 @@ def engine() -> Engine:
 
     It listens on the node's address, with a secret that all processes of the cluster have from its
     control plane (or with the one in the settings). Use it for transfers of your own; do not close
-    it.
+    it. Raises InvalidUse where Ray is not up.
     """
     global _made
+    if not ray.is_initialized():  # asked for its node, Ray would start a cluster
+        raise InvalidUse("Ray is not up in this process; call ray.init first")
     node = ray.get_runtime_context().get_node_id()
     if _made is not None and _made[0] == node and not _made[1].closed:
         return _made[1]

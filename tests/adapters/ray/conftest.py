@@ -23,7 +23,8 @@ pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[None]:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    os.environ["RAY_STACKS"] = str(tmp_path_factory.mktemp("stacks"))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     import ray
@@ -39,12 +40,16 @@ def cluster() -> Iterator[None]:
             log_to_driver=False,
             runtime_env={
                 "worker_process_setup_hook": adapter.register,
-                "env_vars": {"PYTHONPATH": os.pathsep.join(FOLDERS)},
+                "env_vars": {
+                    "PYTHONPATH": os.pathsep.join(FOLDERS),
+                    "RAY_STACKS": os.environ["RAY_STACKS"],
+                },
             },
         )
         yield
+        engine = adapter.engine()
         ray.shutdown()
-        adapter.engine().close()
+        engine.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -37,6 +39,19 @@ def kill(member):
     name, pid, _ = ray.get(member.facts.remote())
     os.kill(pid, signal.SIGKILL)
     return name
+
+
+def test_the_engine_starts_no_cluster():
+    code = """
+import ray
+import transport.adapters.ray as adapter
+try:
+    adapter.engine()
+except adapter.InvalidUse as error:
+    print(error, ray.is_initialized())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "Ray is not up in this process; call ray.init first False\n", done.stderr
 
 
 # ----------------------------------------------------------------------------------- registrations
