@@ -1,6 +1,6 @@
 """A trainer and two generators, actors of Ray; the generators hold shards of it, in bfloat16.
 
-    pip install 'tensor-transport[ray]'
+    pip install 'tensor-transport[ray,torch]'  # in a checkout: make setup && . .venv/bin/activate
     python examples/ray_parameter_sync.py
 
 After each step of training the generators fetch the new weights: each reads just its shards, out of
