@@ -111,7 +111,7 @@ import sys, threading
 seen = []
 def audit(event, arguments):
     path = str(arguments[0]) if arguments else ""
-    foreign = path.startswith(("/sys", "/dev")) or "ibverbs" in path or "cuda" in path
+    foreign = path.startswith(("/sys", "/dev")) or "libibverbs" in path or "libcuda" in path
     if event in ("open", "os.listdir", "os.scandir", "ctypes.dlopen") and foreign:
         seen.append((event, path))
     if event.startswith("socket.") or event == "subprocess.Popen":
