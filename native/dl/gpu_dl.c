@@ -131,6 +131,9 @@ int tn_gpu_lib_open(bool hip, const char *path, struct tn_gpu_lib *out)
         return status;
     struct tn_gpu_lib lib = {.hip = hip};
     tn_dl_file(library, hip ? "hipInit" : "cuInit", lib.file, sizeof(lib.file));
+    if (!*lib.file) /* it has not even that: it is called as it was asked for */
+        snprintf(lib.file, sizeof(lib.file), "%s",
+                 path && *path ? path : (hip ? hip_names : cuda_names)[0]);
     status = fill(&lib, library);
     if (status == TN_OK)
         *out = lib;

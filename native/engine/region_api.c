@@ -94,6 +94,10 @@ int tn_region_open_with(struct tn_engine *engine, const struct tn_region_options
     tn_regions_kind_set(region, options->memory);
     region->dmabuf_fd = options->memory == TN_MEMORY_DEVICE ? options->dmabuf_fd : -1;
     region->dmabuf_offset = options->dmabuf_offset;
+    struct tn_device_extent extent;
+    if (options->memory == TN_MEMORY_DEVICE && options->length &&
+        tn_device_extent(region->remote.address, options->length, &extent) == TN_OK)
+        region->identity = extent.identity;
     status = open_in_providers(region);
     uint64_t done;
     if (status == TN_OK && !options->in_steps)

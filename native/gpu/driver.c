@@ -19,8 +19,6 @@ static char reason[1024];
 static int status_of(const struct tn_gpu *gpu, int error)
 {
     switch (error) {
-    case CUDA_ERROR_NOT_READY:
-        return TN_PENDING;
     case CUDA_ERROR_OUT_OF_MEMORY:
         return TN_NOMEM;
     case CUDA_ERROR_NOT_INITIALIZED:
@@ -48,8 +46,9 @@ int tn_gpu_checked(const struct tn_gpu *gpu, size_t offset, int error)
      */
     if (gpu->lib.forget_error)
         gpu->lib.forget_error();
-    if (status == TN_PENDING)
-        return status;
+    /* Only a question whether something is over is answered so; elsewhere it is a failure. */
+    if (error == CUDA_ERROR_NOT_READY && offset == offsetof(struct tn_gpu_lib, event_query))
+        return TN_PENDING;
     gpu->way->error(gpu, error, &name, &text);
     return tn_fail_as(status, error, "%s: %s (%d)%s%s", call, name ? name : "error", error,
                       text ? ": " : "", text ? text : "");
@@ -90,8 +89,7 @@ static int unusable(const struct tn_gpu *gpu, int status, int error)
                  "CUDA_VISIBLE_DEVICES (ROCR_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES) hides all";
     else if (error == CUDA_ERROR_SYSTEM_DRIVER_MISMATCH)
         remedy = "; the kernel module has another version than this library";
-    return tn_fail_as(status == TN_PENDING ? TN_UNAVAILABLE : status, error, "%s (%s): %s%s",
-                      gpu->way->name, gpu->lib.file, text, remedy);
+    return tn_fail_as(status, error, "%s (%s): %s%s", gpu->way->name, gpu->lib.file, text, remedy);
 }
 
 static int start(struct tn_gpu *gpu)
@@ -184,6 +182,14 @@ static int decide(struct tn_gpu **out)
                        (int)owner);
     *out = current;
     return TN_OK;
+}
+
+bool tn_gpu_is_forked(void)
+{
+    pthread_mutex_lock(&lock);
+    bool forked = current && owner != getpid();
+    pthread_mutex_unlock(&lock);
+    return forked;
 }
 
 int tn_gpu_get(struct tn_gpu **out)

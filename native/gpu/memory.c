@@ -242,9 +242,9 @@ int tn_gpu_pointer(uint64_t address, struct tn_gpu_pointer *out)
     struct tn_gpu_scope scope;
     struct tn_gpu_pointer found = {.kind = TN_GPU_PAGEABLE, .device = -1};
     int status = tn_gpu_get(&gpu);
-    if (status != TN_OK) {
+    if (status != TN_OK) { /* memory of a GPU's may yet be there, out of reach, in a forked child */
         *out = found;
-        return TN_OK;
+        return tn_gpu_is_forked() ? status : TN_OK;
     }
     status = gpu->way->pointer(gpu, address, &found);
     /* Some drivers want a context to be current. Without any there is no memory of theirs. */

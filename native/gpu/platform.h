@@ -56,6 +56,7 @@ struct tn_gpu {
 
 /* The open driver, or its absence as a status. */
 int tn_gpu_get(struct tn_gpu **out);
+bool tn_gpu_is_forked(void); /* the parent had opened a driver, which this process cannot use */
 /* As tn_gpu_get, and `device` is one of its devices. */
 int tn_gpu_get_for(int device, struct tn_gpu **out);
 

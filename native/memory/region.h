@@ -28,6 +28,7 @@ struct tn_region {
     uint32_t missing;  /* rails that could not register it */
     int32_t dmabuf_fd; /* while it is being opened; -1: none */
     uint64_t dmabuf_offset;
+    uint64_t identity;                     /* of its memory, as tn_device_extent says; 0: unknown */
     void *provider_data[TN_MAX_PROVIDERS]; /* e.g. memory registrations */
 };
 

@@ -94,7 +94,7 @@ static void another_library(void)
     snprintf(choice.cuda_library, sizeof(choice.cuda_library), "%s/fakeverbs.so",
              getenv("TN_FAKES"));
     CHECK(tn_gpu_choose(&choice) == TN_OK);
-    refused("lacks the function cuInit", "another library");
+    refused("fakeverbs.so lacks the function cuInit", "another library");
 }
 
 static void no_library(void)
@@ -195,6 +195,16 @@ static void no_virtual_memory(void)
     CHECK(strstr(tn_last_error(), "has no cuMemCreate"));
 }
 
+/* "Not ready" is an answer of events alone. */
+static void not_ready(void)
+{
+    with("cuda", "fail=cuMemCreate:0:1:600", TN_GPU_CUDA);
+    uint64_t handle = 0;
+    CHECK(opened()->devices == 2);
+    CHECK(tn_gpu_memory_create(0, 1 << 21, &handle) == TN_CUDA && !handle);
+    CHECK(strstr(tn_last_error(), "CUDA_ERROR_NOT_READY (600)"));
+}
+
 /* One that the process has loaded already is taken, wherever it lies and whatever its SONAME. */
 static void adopted(void)
 {
@@ -243,7 +253,13 @@ static void a_failure_is_not_for_good(void)
 
 static void forked(void)
 {
-    refused("was forked", "spawn");
+    const struct tn_gpu_driver_facts *facts = NULL;
+    struct tn_gpu_pointer pointer;
+    for (int i = 0; i < 2; i++) { /* what an address is cannot be known there, either */
+        int status = i ? tn_gpu_pointer((uintptr_t)&facts, &pointer) : tn_gpu_driver(&facts);
+        CHECK(status == TN_UNAVAILABLE);
+        CHECK(strstr(tn_last_error(), "was forked") && strstr(tn_last_error(), "spawn"));
+    }
 }
 
 static void not_after_fork(void)
@@ -258,6 +274,7 @@ int main(void)
 {
     void (*const each[])(void) = {
         a_stub,
+        not_ready,
         no_device,
         all_hidden,
         no_device_of_old_hip,

@@ -1,4 +1,5 @@
 /* Two processes on one host: GPU memory of each kind, mapped by the other, over both doubles. */
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -234,6 +235,33 @@ static void test_holder_closes(void)
     holder_goes(false);
 }
 
+/* A child that the holder has forked keeps nothing of the owner's. */
+static void test_holder_forks(void)
+{
+    struct gpu_pair pair;
+    struct gpu_pair_options options = {.which = which, .settings = ""};
+    struct gpu_owned mine;
+    uint32_t index;
+    gpu_pair_open(&pair, &options);
+    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    struct tn_remote remote = gpu_make(&pair, GPU_VIRTUAL, MIB, 4, &index);
+    check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, MIB), TN_OK, "vmm");
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        pause();
+        _exit(0);
+    }
+    near_free(region, &mine);
+    tn_peer_release(pair.peer);
+    tn_engine_close(pair.engine);
+    CHECK(gpu_ask(&pair, (struct gpu_request){.command = GPU_CLOSE, .index = index}).status ==
+          TN_OK);
+    CHECK(!kill(child, SIGKILL) && waitpid(child, NULL, 0) == child);
+    close(pair.socket);
+    gpu_pair_kill(&pair);
+}
+
 /* ---- many times ------------------------------------------------------------------------------ */
 static void test_thousand_regions(void)
 {
@@ -335,6 +363,71 @@ static void test_reasons(void)
         gpu_end(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), &result);
     CHECK_TEXT(status < 0 && strstr(result.text, "MemMap"), result.text);
     CHECK(gpu_get("reservations") == 1 && gpu_get("handles") == 0);
+    near_free(region, &mine);
+    gpu_pair_close(&pair);
+}
+
+/* What failed once is asked for again, on either side. */
+static void test_failures_pass(void)
+{
+    struct gpu_pair pair;
+    struct gpu_pair_options options = {.which = which, .settings = ""};
+    struct gpu_owned mine;
+    struct tn_result result;
+    gpu_pair_open(&pair, &options);
+    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    for (int code = 1; code <= 2; code++) { /* invalid value, out of memory */
+        struct tn_remote remote = gpu_make(&pair, GPU_VIRTUAL, 1000, 1, NULL);
+        gpu_fail("cuMemMap", 0, 1, code);
+        gpu_fail("hipMemMap", 0, 1, code);
+        gpu_end(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), &result);
+        check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), TN_OK, "vmm");
+    }
+    near_free(region, &mine);
+    gpu_pair_close(&pair);
+}
+
+/* GPUs without a UUID are told apart by their addresses. */
+static void test_no_uuid(void)
+{
+    struct gpu_pair pair;
+    struct gpu_pair_options options = {
+        .which = which,
+        .settings = strcmp(which, "cuda") ? "fail=hipDeviceGetUuid:0:-1:1 peers=0"
+                                          : "fail=cuDeviceGetUuid_v2:0:-1:999 peers=0"};
+    uint8_t memory[1000];
+    struct tn_gpu_device_facts facts;
+    gpu_pair_open(&pair, &options);
+    CHECK(tn_gpu_device(1, &facts) == TN_OK && !facts.uuid[0] && !facts.uuid[15]);
+    struct gpu_reply far = gpu_ask(&pair, (struct gpu_request){.command = GPU_MAKE,
+                                                               .kind = GPU_VIRTUAL,
+                                                               .device = 1,
+                                                               .access = TN_READ,
+                                                               .bytes = 4096,
+                                                               .length = 1000,
+                                                               .seed = 5});
+    check(gpu_begin(&pair, TN_OP_READ, &far.remote, 0, NULL, (uint64_t)(uintptr_t)memory, 1000),
+          TN_OK, "vmm");
+    CHECK(memory[0] == gpu_pattern(5, 0) && memory[999] == gpu_pattern(5, 999));
+    CHECK(gpu_get("illegal") == 0);
+    gpu_pair_close(&pair);
+}
+
+/* Memory that was freed under a region is nobody's to read, also where other memory is there now.
+ */
+static void test_freed_under_region(void)
+{
+    struct gpu_pair pair;
+    struct gpu_pair_options options = {.which = which, .settings = ""};
+    struct gpu_owned mine;
+    uint32_t index;
+    gpu_pair_open(&pair, &options);
+    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    struct tn_remote remote = gpu_make(&pair, GPU_LEGACY, 1000, 1, &index);
+    gpu_ask(&pair, (struct gpu_request){.command = GPU_FREE, .index = index});
+    gpu_make(&pair, GPU_LEGACY, 1000, 2, NULL);
+    refused(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), TN_STALE,
+            "was freed");
     near_free(region, &mine);
     gpu_pair_close(&pair);
 }
@@ -538,9 +631,13 @@ int main(void)
         run(test_owner_dies);
         run(test_holder_dies);
         run(test_holder_closes);
+        run(test_holder_forks);
         run(test_thousand_regions);
         run(test_mapping_is_shared);
         run(test_reasons);
+        run(test_failures_pass);
+        run(test_no_uuid);
+        run(test_freed_under_region);
         run(test_driver_errors);
         run(test_forged_handles);
         run(test_second_way);

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fork.h"
 #include "base/status.h"
 #include "providers/gpu_ipc/link.h"
 
@@ -217,8 +218,11 @@ static void advance_pending(struct tn_ipc_link *link)
     tn_list_init(&unused);
     pthread_mutex_lock(&link->lock);
     for (struct tn_list *node = link->pending.next; node != &link->pending; node = next) {
+        struct tn_ipc_lease *lease = tn_container(node, struct tn_ipc_lease, pending);
         next = node->next;
-        advance(link, tn_container(node, struct tn_ipc_lease, pending), &unused);
+        if (lease->state == TN_IPC_WANTED && link->asking >= TN_IPC_MAX_ASKS)
+            break; /* those behind it are no further */
+        advance(link, lease, &unused);
     }
     pthread_mutex_unlock(&link->lock);
     tn_ipc_mappings_close(&unused);
@@ -267,9 +271,11 @@ void tn_ipc_leases_advance(struct tn_ipc_link *link)
     retire(link);
 }
 
+/* What cannot be had at all is remembered. What was short for a moment, or failed, is asked for
+ * again by the next transfer. */
 static bool worth_keeping(const struct tn_ipc_link *link, const struct tn_ipc_lease *lease)
 {
-    return lease->status != TN_STALE && lease->status != TN_REMOTE_ACCESS &&
+    return (lease->status == TN_NO_PATH || lease->status == TN_UNAVAILABLE) &&
            link->refused <= REFUSALS_KEPT;
 }
 
@@ -277,7 +283,8 @@ void tn_ipc_leases_forget(struct tn_ipc_link *link)
 {
     struct tn_list *next;
     pthread_mutex_lock(&link->lock);
-    for (int i = 0; link->refused && i < TN_IPC_BUCKETS; i++)
+    bool some = link->refused && tn_list_empty(&link->waiting); /* who waits is to see them */
+    for (int i = 0; some && i < TN_IPC_BUCKETS; i++)
         for (struct tn_list *node = link->leases[i].next; node != &link->leases[i]; node = next) {
             struct tn_ipc_lease *lease = tn_container(node, struct tn_ipc_lease, node);
             next = node->next;
@@ -322,8 +329,10 @@ void tn_ipc_leases_close(struct tn_ipc_link *link)
         link->life[1] = -1;
     pthread_mutex_unlock(&link->lock);
     tn_ipc_mappings_close(&unused);
-    if (life >= 0)
-        close(life);
+    if (life < 0)
+        return;
+    tn_fork_forget(life);
+    close(life);
 }
 
 /* ---- copies ---------------------------------------------------------------------------------- */

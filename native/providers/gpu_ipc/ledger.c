@@ -1,6 +1,7 @@
 /* The owner's half: which regions the peer may be copying from or to. A grant is entered before the
  * region is looked at for the last time, and looked for after the region was revoked: so whoever
  * closes a region sees every grant of it. */
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -145,6 +146,16 @@ static struct tn_ipc_part *add_part(struct grant *grant)
     return &grown[grant->n_parts++];
 }
 
+/* The driver does not say that it failed for want of a descriptor. */
+static int tell_shortage(const struct tn_ipc_ledger *ledger, int status)
+{
+    int fd = fcntl(ledger->life, F_DUPFD_CLOEXEC, 0);
+    if (fd < 0)
+        return tn_fail_errno("no descriptor for GPU memory that a peer asks for (see ulimit -n)");
+    close(fd);
+    return status;
+}
+
 static int lend(struct tn_ipc_ledger *ledger, struct grant *grant, struct tn_ipc_part *part)
 {
     uint64_t memory;
@@ -159,7 +170,7 @@ static int lend(struct tn_ipc_ledger *ledger, struct grant *grant, struct tn_ipc
     status = tn_gpu_memory_export(memory, &loan.fd);
     tn_gpu_memory_release(memory);
     if (status != TN_OK)
-        return status;
+        return tell_shortage(ledger, status);
     status = ledger->host->lend(ledger->host, loan.fd, &loan.number);
     if (status != TN_OK) {
         close(loan.fd);
@@ -188,7 +199,7 @@ static int describe_piece(const struct tn_ipc_link *link, struct grant *grant, u
     part->base = pointer.base;
     part->bytes = pointer.bytes;
     part->buffer = pointer.buffer;
-    memcpy(part->device, device.uuid, sizeof(part->device));
+    tn_ipc_device_name(&device, part->device);
     *end = pointer.base + pointer.bytes;
     if (link->pid == getpid()) {
         part->kind = TN_IPC_HERE;
@@ -219,13 +230,28 @@ static int describe_host(const struct tn_region *region, struct grant *grant)
     return TN_OK;
 }
 
+/* Its owner may have freed the memory under it, and others have it by now. */
+static int check_same(const struct tn_region *region)
+{
+    struct tn_device_extent extent;
+    if (!region->identity)
+        return TN_OK;
+    int status = tn_device_extent(region->remote.address, region->remote.length, &extent);
+    if (status == TN_OK && extent.identity == region->identity)
+        return TN_OK;
+    return tn_fail(TN_STALE, "the GPU memory of region %llu was freed while the region was open",
+                   (unsigned long long)region->remote.number);
+}
+
 static int describe(const struct tn_ipc_link *link, const struct tn_region *region,
                     struct grant *grant)
 {
     if (region->remote.memory != TN_MEMORY_DEVICE)
         return describe_host(region, grant);
     uint64_t at = region->remote.address, end = at + region->remote.length;
-    int status;
+    int status = check_same(region);
+    if (status != TN_OK)
+        return status;
     do
         status = describe_piece(link, grant, at, &at);
     while (status == TN_OK && at < end);
@@ -333,7 +359,8 @@ void tn_ipc_grant(struct tn_ipc_link *link, const struct tn_ipc_ask *ask)
 /* Called with the lock held. */
 static struct grant *find(struct tn_ipc_ledger *ledger, uint64_t lease)
 {
-    for (struct tn_list *node = ledger->grants.next; node != &ledger->grants; node = node->next) {
+    struct tn_list *node = ledger->grants.prev; /* most are looked for when they are new */
+    for (; node != &ledger->grants; node = node->prev) {
         struct grant *grant = tn_container(node, struct grant, node);
         if (grant->lease == lease)
             return grant;

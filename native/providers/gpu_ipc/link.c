@@ -9,6 +9,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fork.h"
 #include "base/status.h"
 #include "gpu/gpu.h"
 
@@ -145,13 +146,14 @@ static int wish_of(const struct tn_transfer *transfer)
 }
 
 static int check_remote(struct tn_ipc_link *link, const struct tn_remote *remote, int wish,
-                        char *why, size_t capacity)
+                        bool mixed, char *why, size_t capacity)
 {
     if (remote->memory == TN_MEMORY_FILE ||
         (remote->memory == TN_MEMORY_HOST && remote->length && remote->segment == TN_NO_SEGMENT)) {
         snprintf(why, capacity,
                  "the far memory is private to its process: only pool memory and "
-                 "GPU memory can be mapped");
+                 "GPU memory can be mapped%s",
+                 mixed ? "; submit transfers of it apart from those of GPU memory" : "");
         return TN_NO_PATH;
     }
     struct tn_ipc_lease *lease = tn_ipc_lease_find(link, remote, wish);
@@ -174,20 +176,22 @@ static int link_accepts(void *self, const struct tn_transfer *transfer, char *wh
         snprintf(why, capacity, "this process has no GPU driver: %s", tn_last_error());
         return TN_NO_PATH;
     }
+    bool mixed = transfer->n_remotes > 1 && tn_flight_remote_device(transfer);
     pthread_mutex_lock(&link->lock);
     for (uint64_t i = 0; i < transfer->n_remotes && status == TN_OK; i++)
-        status = check_remote(link, &transfer->remotes[i], wish, why, capacity);
+        status = check_remote(link, &transfer->remotes[i], wish, mixed, why, capacity);
     pthread_mutex_unlock(&link->lock);
     return status;
 }
 
 /* Called with the lock held: TN_PENDING until all leases are there; then TN_OK, or why one is not.
- */
+ * All are asked for at once; after that transfer->held - 1 of them are known to be there. */
 static int survey(struct tn_ipc_link *link, struct tn_transfer *transfer, bool ask, char *text)
 {
     int status = TN_OK, wish = (int)transfer->lanes - 1;
-    tn_transfer_set_path(transfer, "direct");
-    for (uint64_t i = 0; i < transfer->n_remotes; i++) {
+    if (ask)
+        tn_transfer_set_path(transfer, "direct");
+    for (uint64_t i = ask ? 0 : transfer->held - 1; i < transfer->n_remotes; i++) {
         const struct tn_remote *remote = &transfer->remotes[i];
         struct tn_ipc_lease *lease = tn_ipc_lease_find(link, remote, wish);
         if (!remote->length)
@@ -204,6 +208,10 @@ static int survey(struct tn_ipc_link *link, struct tn_transfer *transfer, bool a
             status = lease->state == TN_IPC_REFUSED ? lease->status : TN_PENDING;
         if (status < 0) {
             snprintf(text, TN_TEXT_BYTES, "%s", lease ? lease->text : tn_last_error());
+            return status;
+        }
+        if (status == TN_PENDING && !ask) {
+            transfer->held = i + 1;
             return status;
         }
     }
@@ -396,14 +404,29 @@ static void init_lists(struct tn_ipc_link *link)
     tn_list_init(&link->outbox);
 }
 
+/* The peer sees by its end that nothing is mapped here any more: no forked child may hold it open.
+ */
+static int open_life(struct tn_ipc_link *link)
+{
+    if (pipe2(link->life, O_CLOEXEC) != 0)
+        return tn_fail_errno("a pipe for a connection");
+    int status = tn_fork_guard(link->life[1]);
+    if (status != TN_OK) {
+        close(link->life[0]);
+        close(link->life[1]);
+    }
+    return status;
+}
+
 int tn_ipc_link_open(struct tn_engine *engine, struct tn_ipc_link **out)
 {
     struct tn_ipc_link *link = calloc(1, sizeof(*link));
     if (!link)
         return tn_fail(TN_NOMEM, "no memory for a connection");
-    if (pipe2(link->life, O_CLOEXEC) != 0) {
+    int status = open_life(link);
+    if (status != TN_OK) {
         free(link);
-        return tn_fail_errno("a pipe for a connection");
+        return status;
     }
     link->host = tn_engine_host(engine);
     pthread_mutex_init(&link->lock, NULL);

@@ -2,10 +2,11 @@
 #ifndef TN_PROVIDERS_GPU_IPC_LINK_H
 #define TN_PROVIDERS_GPU_IPC_LINK_H
 
+#include "gpu/gpu.h"
 #include "providers/flight.h"
 #include "providers/gpu_ipc/message.h"
 
-#define TN_IPC_BUCKETS 64
+#define TN_IPC_BUCKETS 1024
 
 /* Memory of the peer's that is mapped here, or about to be; shared by the leases of regions that
  * lie in it. */
@@ -81,7 +82,7 @@ struct tn_ipc_link {
     struct tn_list leases[TN_IPC_BUCKETS];
     struct tn_list pending, retiring; /* leases */
     struct tn_list mappings, todo;
-    struct tn_list waiting; /* transfers that wait for leases; transfer->held is 1 */
+    struct tn_list waiting; /* transfers that wait for leases; see survey */
     struct tn_list inbox, outbox;
     uint32_t unread, asking, refused;
     uint64_t last_lease, copies;
@@ -93,6 +94,9 @@ void tn_ipc_post(struct tn_ipc_link *link, const void *bytes, size_t length); /*
 void tn_ipc_protocol(struct tn_ipc_link *link, const char *what);
 
 /* mapping.c: without the lock. */
+/* What every process of this host calls a GPU: its UUID, or its PCI address where the driver gives
+ * none. */
+void tn_ipc_device_name(const struct tn_gpu_device_facts *device, uint8_t name[16]);
 void tn_ipc_mapping_open(const struct tn_ipc_link *link, struct tn_ipc_mapping *mapping);
 void tn_ipc_mapping_close(struct tn_ipc_mapping *mapping); /* and frees it */
 

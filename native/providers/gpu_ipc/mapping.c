@@ -1,5 +1,6 @@
 /* Mapping memory of the peer's, and letting it go: the driver gives physical memory back only when
  * nobody maps it any more. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,10 +91,13 @@ static void legacy_close(const uint8_t *handle, int device)
 static int fetch(const struct tn_ipc_link *link, int32_t number)
 {
     int pidfd = link->ledger->pidfd;
+    errno = 0;
     int fd = pidfd < 0 || number < 0 ? -1 : (int)syscall(SYS_pidfd_getfd, pidfd, number, 0);
     if (fd >= 0)
         return fd;
-    return tn_fail(TN_NO_PATH,
+    if (errno == EMFILE || errno == ENFILE)
+        return tn_fail_errno("no descriptor is left for the peer's GPU memory (see ulimit -n)");
+    return tn_fail(TN_SYSTEM,
                    "the descriptor of the peer's GPU memory came neither over its socket nor by "
                    "pidfd_getfd (limits: ulimit -n, kernel.yama.ptrace_scope)");
 }
@@ -134,16 +138,29 @@ static void unmap_physical(struct tn_ipc_mapping *mapping)
 }
 
 /* ---- all kinds ------------------------------------------------------------------------------- */
+void tn_ipc_device_name(const struct tn_gpu_device_facts *device, uint8_t name[16])
+{
+    static const uint8_t unknown[sizeof(device->uuid)];
+    memcpy(name, device->uuid, sizeof(device->uuid));
+    if (memcmp(name, unknown, sizeof(unknown)) == 0)
+        memcpy(name, device->pci, strnlen(device->pci, sizeof(device->uuid)));
+}
+
 /* Which of this process's GPUs that is; they may be numbered otherwise (CUDA_VISIBLE_DEVICES). */
-static int device_of(const uint8_t uuid[16])
+static int device_of(const uint8_t wanted[16])
 {
     const struct tn_gpu_driver_facts *driver;
     struct tn_gpu_device_facts device;
+    uint8_t name[16];
     if (tn_gpu_driver(&driver) != TN_OK)
         return -1;
-    for (int i = 0; i < driver->devices; i++)
-        if (tn_gpu_device(i, &device) == TN_OK && !memcmp(device.uuid, uuid, sizeof(device.uuid)))
+    for (int i = 0; i < driver->devices; i++) {
+        if (tn_gpu_device(i, &device) != TN_OK)
+            continue;
+        tn_ipc_device_name(&device, name);
+        if (!memcmp(name, wanted, sizeof(name)))
             return i;
+    }
     return -1;
 }
 
@@ -177,11 +194,11 @@ static int map(const struct tn_ipc_link *link, struct tn_ipc_mapping *mapping)
     const struct tn_ipc_part *part = &mapping->part;
     bool descriptor = part->kind == TN_IPC_PHYSICAL || part->kind == TN_IPC_SEGMENT;
     if (part->kind == TN_IPC_SEGMENT && mapping->fd < 0)
-        return tn_fail(TN_NO_PATH, "the peer does not give its segment");
+        return tn_fail(TN_SYSTEM, "the descriptor of the peer's segment did not come (ulimit -n)");
     if (descriptor && mapping->fd < 0)
         mapping->fd = fetch(link, part->fd);
     if (descriptor && mapping->fd < 0)
-        return TN_NO_PATH;
+        return TN_SYSTEM;
     mapping->device = -1;
     if (part->kind == TN_IPC_SEGMENT)
         return map_segment(mapping);
