@@ -52,6 +52,8 @@ struct tn_aside {
 struct tn_fences {
     pthread_mutex_t lock; /* a leaf */
     struct tn_list idle, polled;
+    uint32_t n_idle;
+    _Atomic uint32_t streams;
     _Atomic uint64_t used; /* that are not idle */
     _Atomic bool opened;   /* some have passed: transfers may go */
     _Atomic bool polls;    /* `polled` is not empty */

@@ -1,7 +1,8 @@
 /* Order with GPUs' streams. A fence is an event that was recorded in the caller's stream. A stream
  * of ours waits for the event and then calls back, so that the caller's stream never stops for us;
  * the call only sets a flag and wakes the driver, which lets the transfers go. Each mark keeps its
- * stream and its event and is used again: none waits behind another. */
+ * stream and its event and is used again: none waits behind another. Where very many wait at once
+ * those beyond MOST_STREAMS have an event only, which the driver asks for. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -9,6 +10,7 @@
 #include "engine/engine.h"
 #include "gpu/gpu.h"
 
+#define MOST_STREAMS 64 /* of an engine's; and marks that are kept for later */
 #define POLL_NS 200000u /* where the driver cannot call back */
 
 /* An event in one stream, and a stream of ours that waits for it. */
@@ -16,7 +18,7 @@ struct mark {
     struct tn_list node; /* in fences.idle, or in fences.polled */
     struct tn_fence *fence;
     int32_t device;
-    void *stream, *event;
+    void *stream, *event; /* stream NULL: there are enough */
 };
 
 struct tn_fence {
@@ -32,10 +34,12 @@ void tn_fences_init(struct tn_fences *fences)
     tn_list_init(&fences->polled);
 }
 
-static void destroy(struct mark *mark)
+static void destroy(struct tn_fences *fences, struct mark *mark)
 {
-    if (mark->stream)
+    if (mark->stream) {
         tn_gpu_stream_close(mark->device, mark->stream);
+        atomic_fetch_sub(&fences->streams, 1);
+    }
     if (mark->event)
         tn_gpu_event_close(mark->device, mark->event);
     free(mark);
@@ -46,7 +50,7 @@ void tn_fences_fini(struct tn_fences *fences)
 {
     struct tn_list *node;
     while ((node = tn_list_take_first(&fences->idle)))
-        destroy(tn_container(node, struct mark, node));
+        destroy(fences, tn_container(node, struct mark, node));
     pthread_mutex_destroy(&fences->lock);
 }
 
@@ -65,33 +69,64 @@ static struct mark *take_idle(struct tn_fences *fences, int device)
         if (mark->device == device)
             found = mark;
     }
-    if (found)
+    if (found) {
         tn_list_remove(&found->node);
+        fences->n_idle--;
+    }
     pthread_mutex_unlock(&fences->lock);
     return found;
 }
 
+/* Those with a stream are taken first. */
 static void put_idle(struct tn_fences *fences, struct mark *mark)
 {
     pthread_mutex_lock(&fences->lock);
-    tn_list_append(&fences->idle, &mark->node);
+    tn_list_append(mark->stream ? fences->idle.next : &fences->idle, &mark->node);
+    fences->n_idle++;
     pthread_mutex_unlock(&fences->lock);
 }
 
-static int make(int device, struct mark **out)
+/* What very many transfers have waited for goes back to the driver: not where one puts a mark back,
+ * which may be on the driver's thread. */
+static void trim(struct tn_fences *fences)
+{
+    struct tn_list surplus, *node;
+    tn_list_init(&surplus);
+    pthread_mutex_lock(&fences->lock);
+    for (; fences->n_idle > MOST_STREAMS; fences->n_idle--) {
+        node = fences->idle.prev;
+        tn_list_remove(node);
+        tn_list_append(&surplus, node);
+    }
+    pthread_mutex_unlock(&fences->lock);
+    while ((node = tn_list_take_first(&surplus)))
+        destroy(fences, tn_container(node, struct mark, node));
+}
+
+static int open_stream(struct tn_fences *fences, struct mark *mark)
+{
+    int status = TN_OK;
+    if (atomic_fetch_add(&fences->streams, 1) < MOST_STREAMS)
+        status = tn_gpu_stream_open(mark->device, &mark->stream);
+    if (!mark->stream)
+        atomic_fetch_sub(&fences->streams, 1);
+    return status;
+}
+
+static int make(struct tn_fences *fences, int device, struct mark **out)
 {
     struct mark *mark = calloc(1, sizeof(*mark));
     if (!mark)
         return tn_fail(TN_NOMEM, "no memory for a fence");
     tn_list_init(&mark->node);
     mark->device = device;
-    int status = tn_gpu_stream_open(device, &mark->stream);
+    int status = open_stream(fences, mark);
     if (status == TN_OK)
         status = tn_gpu_event_open(device, &mark->event);
     if (status == TN_OK)
         *out = mark;
     else
-        destroy(mark);
+        destroy(fences, mark);
     return status;
 }
 
@@ -150,10 +185,8 @@ static int record(struct mark *mark, void *stream)
         return status;
     atomic_fetch_add(&mark->fence->pending, 1);
     reference(mark->fence);
-    status = tn_gpu_stream_wait(mark->device, mark->stream, mark->event);
-    if (status == TN_OK)
-        status = tn_gpu_then(mark->device, mark->stream, called, mark);
-    if (status != TN_OK)
+    if (!mark->stream || tn_gpu_stream_wait(mark->device, mark->stream, mark->event) != TN_OK ||
+        tn_gpu_then(mark->device, mark->stream, called, mark) != TN_OK)
         poll_later(mark);
     return TN_PENDING;
 }
@@ -162,7 +195,7 @@ static int add(struct tn_fence *fence, const struct tn_moment *moment)
 {
     struct tn_fences *fences = &fence->engine->fences;
     struct mark *mark = take_idle(fences, moment->device);
-    int status = mark ? TN_OK : make(moment->device, &mark);
+    int status = mark ? TN_OK : make(fences, moment->device, &mark);
     if (status != TN_OK)
         return status;
     mark->fence = fence;
@@ -220,32 +253,36 @@ bool tn_transfer_is_fenced(struct tn_transfer *transfer)
     return transfer->fence && !tn_fence_passed(transfer->fence);
 }
 
-static struct mark *take_polled(struct tn_fences *fences)
+/* A driver that fails will not say that it is over: what follows fails as well. */
+static void take_polled(struct tn_fences *fences, struct tn_list *over)
 {
-    struct mark *over = NULL;
+    struct tn_list *next;
     pthread_mutex_lock(&fences->lock);
-    struct tn_list *node = fences->polled.next;
-    for (; !over && node != &fences->polled; node = node->next) {
-        struct mark *mark = tn_container(node, struct mark, node);
-        /* A driver that fails will not say that it is over: what follows fails as well. */
-        if (tn_gpu_event_query(mark->device, mark->event) != TN_PENDING)
-            over = mark;
+    for (struct tn_list *node = fences->polled.next; node != &fences->polled; node = next) {
+        const struct mark *mark = tn_container(node, struct mark, node);
+        next = node->next;
+        if (tn_gpu_event_query(mark->device, mark->event) == TN_PENDING)
+            continue;
+        tn_list_remove(node);
+        tn_list_append(over, node);
     }
-    if (over)
-        tn_list_remove(&over->node);
     atomic_store(&fences->polls, !tn_list_empty(&fences->polled));
     pthread_mutex_unlock(&fences->lock);
-    return over;
 }
 
 uint64_t tn_fences_run(struct tn_engine *engine, uint64_t now)
 {
     struct tn_fences *fences = &engine->fences;
-    struct mark *mark;
-    while (atomic_load(&fences->polls) && (mark = take_polled(fences)))
-        pass(mark);
-    if (atomic_exchange(&fences->opened, false))
+    struct tn_list over, *node;
+    tn_list_init(&over);
+    if (atomic_load(&fences->polls))
+        take_polled(fences, &over);
+    while ((node = tn_list_take_first(&over)))
+        pass(tn_container(node, struct mark, node));
+    if (atomic_exchange(&fences->opened, false)) {
+        trim(fences);
         tn_peers_dispatch(engine);
+    }
     return tn_fences_due(engine, now);
 }
 

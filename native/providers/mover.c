@@ -13,6 +13,7 @@
 
 #define MAX_DEVICES 64
 #define LANES 2
+#define MOST_SPARE 64                    /* events of a lane that are kept for later */
 #define PATIENCE_NS UINT64_C(2000000000) /* with a driver that records no event */
 
 /* A stream and what was queued on it, oldest first. */
@@ -20,9 +21,10 @@ struct tn_lane {
     struct tn_mover *mover;
     int device;
     pthread_mutex_t lock;
-    void *stream;         /* NULL until it is needed */
-    struct tn_list moves; /* queued and not over */
-    struct tn_list events;
+    void *stream;          /* NULL until it is needed */
+    struct tn_list moves;  /* queued and not over */
+    struct tn_list events; /* struct spare */
+    uint32_t n_events;
 };
 
 /* An event that is in no use. */
@@ -93,19 +95,21 @@ static int take_event(struct tn_lane *lane, void **event)
         return tn_gpu_event_open(lane->device, event);
     struct spare *spare = tn_container(node, struct spare, node);
     *event = spare->event;
+    lane->n_events--;
     free(spare);
     return TN_OK;
 }
 
 static void give_event(struct tn_lane *lane, void *event)
 {
-    struct spare *spare = malloc(sizeof(*spare));
+    struct spare *spare = lane->n_events < MOST_SPARE ? malloc(sizeof(*spare)) : NULL;
     if (!spare) {
         tn_gpu_event_close(lane->device, event);
         return;
     }
     spare->event = event;
     tn_list_append(&lane->events, &spare->node);
+    lane->n_events++;
 }
 
 static void count_lane(struct tn_mover *mover, const struct tn_lane *lane)

@@ -189,6 +189,39 @@ static void *release_soon(void *unused)
     return NULL;
 }
 
+/* However many wait: few streams, and few events stay. */
+static void test_many_fences(void)
+{
+    enum { MANY = 500, KEPT = 64 };
+    struct side a, b;
+    struct tn_fence *fences[MANY];
+    struct tn_moment moment = {.device = 0};
+    void *stream;
+    pair_open(&a, &b, MIB, 16);
+    CHECK(tn_gpu_stream_open(0, &stream) == TN_OK);
+    moment.stream = (uint64_t)(uintptr_t)stream;
+    uint64_t memory = gpu_alloc(0, 4096);
+    long streams = gpu_get("streams"), events = gpu_get("events");
+    gpu_set("hold", 1);
+    CHECK(tn_gpu_copy(0, stream, memory + 1024, memory, 1024) == TN_OK);
+    for (int i = 0; i < MANY; i++)
+        CHECK(tn_fence_open(a.engine, &moment, 1, &fences[i]) == TN_OK);
+    CHECK(gpu_get("streams") <= streams + KEPT && gpu_get("events") == events + MANY);
+    gpu_set("hold", 0);
+    for (int i = 0; i < MANY; i++) {
+        while (!tn_fence_passed(fences[i]))
+            usleep(1000);
+        tn_fence_close(fences[i]);
+    }
+    for (int i = 0; i < 1000 && gpu_get("events") > events + KEPT; i++)
+        usleep(10000);
+    CHECK(gpu_get("streams") <= streams + KEPT && gpu_get("events") <= events + KEPT);
+    CHECK(tn_gpu_stream_close(0, stream) == TN_OK);
+    pair_close_side(&a);
+    pair_close_side(&b);
+    gpu_free(memory);
+}
+
 /* An engine that closes waits for the calls that are to come. */
 static void test_closing_with_a_fence(void)
 {
@@ -252,6 +285,7 @@ static void all(void)
     test_a_segment_outlives_its_owner();
     test_dmabuf();
     test_fences();
+    test_many_fences();
     test_closing_with_a_fence();
     test_holds();
 }
