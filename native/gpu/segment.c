@@ -113,8 +113,11 @@ int tn_device_segment_open(int device, uint64_t bytes, struct tn_device_segment 
     if (!facts.virtual_memory || !facts.granularity)
         return tn_fail(TN_UNAVAILABLE, "GPU %d (%s) has no virtual memory management", device,
                        facts.name);
-    if (!bytes || bytes > ROOM_BYTES)
-        return tn_fail(TN_INVALID, "a segment of %llu bytes", (unsigned long long)bytes);
+    if (!bytes)
+        return tn_fail(TN_INVALID, "a segment of no bytes");
+    if (bytes > ROOM_BYTES)
+        return tn_fail(TN_NOMEM, "GPU %d (%s) has no %llu bytes", device, facts.name,
+                       (unsigned long long)bytes);
     status = tn_gpu_enter(device, true, &scope);
     if (status != TN_OK)
         return status;

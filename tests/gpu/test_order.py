@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from transport import Read, Write
@@ -53,19 +54,19 @@ def ends(gpu: GpuDouble, engine: Callable[..., Engine]) -> Ends:
 class CudaStream:
     """What has the protocol of cuda.core and CuPy."""
 
-    def __init__(self, handle: int, version: int = 0) -> None:
+    def __init__(self, handle: int, version: int | None = 0) -> None:
         self.handle, self.version = handle, version
 
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return self.version, self.handle
+    def __cuda_stream__(self) -> Any:
+        return (self.version, self.handle) if self.version is not None else None
 
 
 class TorchStream:
     """What torch.cuda.Stream has."""
 
-    def __init__(self, handle: int) -> None:
+    def __init__(self, handle: int, index: Any = 0) -> None:
         self.cuda_stream = handle
-        self.device = type("D", (), {"index": 0})()
+        self.device = type("D", (), {"index": index})()
 
 
 @pytest.mark.parametrize("kind", [int, CudaStream, TorchStream])
@@ -199,9 +200,12 @@ def test_an_engine_closes_with_transfers_that_wait(gpu: GpuDouble, ends: Ends):
 
 
 def test_no_stream_is_refused(gpu: GpuDouble, ends: Ends):
-    for wrong in (-1, True, "0", 1 << 64, CudaStream(0, version=7)):
+    odd = [CudaStream(0, version) for version in (7, None)]
+    odd_devices = [TorchStream(0, index) for index in ("a", -1, 1.5, 1 << 40)]
+    for wrong in (-1, True, "0", 1.5, 1 << 64, *odd, *odd_devices):
         with pytest.raises(InvalidUse, match="stream"):
             ends.near.write(ends.source, to=ends.remote, stream=wrong)
+    ends.near.write(ends.source, to=ends.remote, stream=np.int64(0)).wait(WAIT)
 
 
 def test_streams_and_events_are_used_again(gpu: GpuDouble, ends: Ends):

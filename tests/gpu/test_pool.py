@@ -133,6 +133,13 @@ def test_shareable_and_for_nics(gpu: GpuDouble, engine: Callable[..., Engine], d
     assert found.direct_rdma
 
 
+def test_what_no_gpu_has(gpu: GpuDouble, engine: Callable[..., Engine], device: str):
+    with pytest.raises(NativeError):
+        engine().empty(1 << 50, "uint8", device=device)
+    with pytest.raises(InvalidUse):
+        engine().empty(4, "uint8", device=1 << 40)
+
+
 def test_a_driver_that_is_full(gpu: GpuDouble, engine: Callable[..., Engine], device: str):
     one = engine()
     gpu.fail("cuMemCreate", "hipMemCreate", code=2)

@@ -40,6 +40,44 @@ def test_arrays_of_other_libraries_by_dlpack(gpu: GpuDouble):
     assert array.asked == [-1]  # the producer need not synchronize: submit orders it
 
 
+_GARBAGE: dict[str, dict[str, Any]] = {
+    "no data": {"data": None},
+    "half of it": {"data": (0,)},
+    "an address in words": {"data": ("x", False)},
+    "a negative address": {"data": (-5, False)},
+    "an address beyond": {"data": (1 << 70, False)},
+    "no shape": {"shape": None},
+    "a shape in words": {"shape": ("4",)},
+    "a broken shape": {"shape": (4.5,)},
+    "a negative shape": {"shape": (-4,)},
+    "a shape beyond": {"shape": (1 << 40, 1 << 40)},
+    "no type": {"typestr": None},
+    "an empty type": {"typestr": ""},
+    "a type of no size": {"typestr": "<fx"},
+    "objects": {"typestr": "|O8"},
+    "strides of another shape": {"strides": (4, 4)},
+    "strides in words": {"strides": ("4",)},
+}
+
+
+@pytest.mark.parametrize("wrong", _GARBAGE.values(), ids=_GARBAGE)
+def test_an_interface_that_is_none(gpu: GpuDouble, wrong: dict[str, Any]):
+    told = {"shape": (4,), "typestr": "<f4", "data": (gpu.alloc(4096), False), **wrong}
+    with pytest.raises(InvalidUse):
+        view(Interfaced(**told))
+
+
+@pytest.mark.parametrize("told", [None, (2,), ("a", 0), (2, "x"), (2, -1)])
+def test_a_dlpack_device_that_is_none(gpu: GpuDouble, told: Any):
+    class Odd(Foreign):
+        def __dlpack_device__(self) -> Any:
+            return told
+
+    array = Odd(gpu, gpu.alloc(4096), (2, 8), "int32")
+    with pytest.raises(InvalidUse, match="is no device"):
+        view(array)
+
+
 def test_the_array_interface(gpu: GpuDouble):
     address = gpu.alloc(4096)
     gpu.use(0)

@@ -5,12 +5,14 @@ May import errors. Never imports torch: a torch stream can only come from who ha
 
 from __future__ import annotations
 
+import operator
 import sys
 from typing import Any, NamedTuple
 
 from transport.errors import InvalidUse
 
 _MOST = 1 << 64
+_MOST_DEVICES = 1 << 31
 
 
 class Stream(NamedTuple):
@@ -25,17 +27,47 @@ def stream_of(given: Any) -> Stream:
     raw, device = given, None
     if hasattr(given, "cuda_stream"):  # torch's, of CUDA and of ROCm
         raw = given.cuda_stream
-        device = getattr(getattr(given, "device", None), "index", None)
+        device = _ordinal(getattr(getattr(given, "device", None), "index", None))
     elif hasattr(type(given), "__cuda_stream__"):
-        version, raw = given.__cuda_stream__()
+        version, raw = _protocol(given)
         if version != 0:
-            raise InvalidUse(f"version {version} of __cuda_stream__ is unknown here")
-    if isinstance(raw, bool) or not isinstance(raw, int) or not 0 <= raw < _MOST:
+            raise InvalidUse(f"version {version!r:.80} of __cuda_stream__ is unknown here")
+    handle = -1 if isinstance(raw, bool) else _integer(raw)
+    if not 0 <= handle < _MOST:
         raise InvalidUse(
             "a stream is a torch stream, an object with __cuda_stream__, or its handle as a"
             f" number, not {given!r:.80}"
         )
-    return Stream(raw, device)
+    return Stream(handle, device)
+
+
+def _integer(given: Any) -> int:
+    """-1 where it is none."""
+    try:
+        return operator.index(given)
+    except TypeError:
+        return -1
+
+
+def _ordinal(given: Any) -> int | None:
+    if given is None:
+        return None
+    device = _integer(given)
+    if not 0 <= device < _MOST_DEVICES:
+        raise InvalidUse(f"there is no GPU {given!r:.80}, which the stream says it is on")
+    return device
+
+
+def _protocol(given: Any) -> tuple[Any, Any]:
+    told = given.__cuda_stream__()
+    try:
+        version, raw = told
+    except (TypeError, ValueError):
+        raise InvalidUse(
+            f"__cuda_stream__() of a {type(given).__name__} gave {told!r:.80}, not a version and"
+            " a handle"
+        ) from None
+    return version, raw
 
 
 def current_stream(device: int) -> int:

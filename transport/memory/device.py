@@ -15,6 +15,7 @@ KINDS = ("cuda", "hip")
 """torch's names for device types of GPUs; a ROCm build of torch calls its own "cuda", too."""
 
 _NAME = re.compile(r"(cuda|hip)(?::([0-9]{1,4}))?", re.ASCII)
+_LAST = 9999  # as many digits
 
 
 class Device(NamedTuple):
@@ -39,7 +40,7 @@ def parse(device: Any) -> Device | None:
         return device
     if not isinstance(device, (int, str)):
         device = _ordinal(device)
-    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
+    if isinstance(device, int) and not isinstance(device, bool) and 0 <= device <= _LAST:
         return Device("cuda", device)
     text = str(device)
     match = _NAME.fullmatch(text)

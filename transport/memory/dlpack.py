@@ -7,6 +7,7 @@ own destructor frees the tensor, so no deleter is ever called from here.
 from __future__ import annotations
 
 import ctypes
+import operator
 from typing import Any, NamedTuple
 
 from transport.errors import InvalidUse
@@ -99,10 +100,10 @@ def read(x: Any) -> Exported:
     """Asks `x` for its memory. Raises InvalidUse where it is neither the host's nor a GPU's, or of
     no known dtype.
     """
-    kind, index = x.__dlpack_device__()
+    kind, index = _device_of(x)
     if kind not in _HOST and kind not in _DEVICES:
-        raise InvalidUse(f"the array is on a device of DLPack type {int(kind)}, no host or GPU")
-    device = Device(_DEVICES[kind], int(index)) if kind in _DEVICES else None
+        raise InvalidUse(f"the array is on a device of DLPack type {kind}, no host or GPU")
+    device = Device(_DEVICES[kind], index) if kind in _DEVICES else None
     capsule = _export(x, {} if device is None else {"stream": _UNORDERED})
     tensor, readonly = _open(capsule)
     dtype = _DTYPES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
@@ -118,6 +119,17 @@ def read(x: Any) -> Exported:
     address = (tensor.data or 0) + tensor.byte_offset
     nbytes = count(shape) * itemsize
     return Exported(address, nbytes, shape, strides, itemsize, dtype, readonly, capsule, device)
+
+
+def _device_of(x: Any) -> tuple[int, int]:
+    told = x.__dlpack_device__()
+    try:
+        kind, index = map(operator.index, told)
+    except (TypeError, ValueError):
+        kind = index = -1
+    if index < 0:
+        raise InvalidUse(f"{told!r:.80} of {type(x).__name__}.__dlpack_device__() is no device")
+    return kind, index
 
 
 def _export(x: Any, order: dict[str, int]) -> Any:

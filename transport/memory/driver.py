@@ -5,6 +5,7 @@ May import config, errors and ffi. Nothing here opens a driver before it is aske
 
 from __future__ import annotations
 
+import os
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -65,7 +66,7 @@ def choose(settings: Settings) -> None:
     choice: Any = ffi.new("struct tn_gpu_choice *")
     choice.platform = _PLATFORMS[settings.gpu_platform]
     for name in ("cuda", "hip", "hsa"):
-        path = (getattr(settings, f"{name}_lib") or "").encode()
+        path = os.fsencode(getattr(settings, f"{name}_lib") or "")
         if len(path) > _LONGEST_PATH:
             raise InvalidUse(f"TRANSPORT_{name.upper()}_LIB is longer than {_LONGEST_PATH} bytes")
         setattr(choice, f"{name}_library", path)
