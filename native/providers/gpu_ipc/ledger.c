@@ -1,7 +1,6 @@
 /* The owner's half: which regions the peer may be copying from or to. A grant is entered before the
  * region is looked at for the last time, and looked for after the region was revoked: so whoever
  * closes a region sees every grant of it. */
-#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -146,16 +145,6 @@ static struct tn_ipc_part *add_part(struct grant *grant)
     return &grown[grant->n_parts++];
 }
 
-/* The driver does not say that it failed for want of a descriptor. */
-static int tell_shortage(const struct tn_ipc_ledger *ledger, int status)
-{
-    int fd = fcntl(ledger->life, F_DUPFD_CLOEXEC, 0);
-    if (fd < 0)
-        return tn_fail_errno("no descriptor for GPU memory that a peer asks for (see ulimit -n)");
-    close(fd);
-    return status;
-}
-
 static int lend(struct tn_ipc_ledger *ledger, struct grant *grant, struct tn_ipc_part *part)
 {
     uint64_t memory;
@@ -170,7 +159,7 @@ static int lend(struct tn_ipc_ledger *ledger, struct grant *grant, struct tn_ipc
     status = tn_gpu_memory_export(memory, &loan.fd);
     tn_gpu_memory_release(memory);
     if (status != TN_OK)
-        return tell_shortage(ledger, status);
+        return tn_ipc_tell_shortage(ledger->life, status);
     status = ledger->host->lend(ledger->host, loan.fd, &loan.number);
     if (status != TN_OK) {
         close(loan.fd);
@@ -237,8 +226,8 @@ static int check_same(const struct tn_region *region)
     if (!region->identity)
         return TN_OK;
     int status = tn_device_extent(region->remote.address, region->remote.length, &extent);
-    if (status == TN_OK && extent.identity == region->identity)
-        return TN_OK;
+    if (status == TN_OK ? extent.identity == region->identity : status != TN_INVALID)
+        return status;
     return tn_fail(TN_STALE, "the GPU memory of region %llu was freed while the region was open",
                    (unsigned long long)region->remote.number);
 }

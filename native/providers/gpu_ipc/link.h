@@ -94,6 +94,9 @@ void tn_ipc_post(struct tn_ipc_link *link, const void *bytes, size_t length); /*
 void tn_ipc_protocol(struct tn_ipc_link *link, const char *what);
 
 /* mapping.c: without the lock. */
+/* `status`, with which the driver failed; the error says so where descriptors (such as `fd`) are
+ * short, which it does not tell. */
+int tn_ipc_tell_shortage(int fd, int status);
 /* What every process of this host calls a GPU: its UUID, or its PCI address where the driver gives
  * none. */
 void tn_ipc_device_name(const struct tn_gpu_device_facts *device, uint8_t name[16]);

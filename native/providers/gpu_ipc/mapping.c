@@ -1,6 +1,7 @@
 /* Mapping memory of the peer's, and letting it go: the driver gives physical memory back only when
  * nobody maps it any more. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -119,11 +120,29 @@ static int map_at(struct tn_ipc_mapping *mapping, uint64_t bytes)
     return TN_OK;
 }
 
+/* The driver takes a few for itself. */
+int tn_ipc_tell_shortage(int fd, int status)
+{
+    enum { FEW = 4 };
+    int taken[FEW], count = 0, error = tn_last_errno();
+    char text[TN_TEXT_BYTES];
+    while (count < FEW && (taken[count] = fcntl(fd, F_DUPFD_CLOEXEC, 0)) >= 0)
+        count++;
+    bool short_of_them = count < FEW && errno == EMFILE;
+    for (int i = 0; i < count; i++)
+        close(taken[i]);
+    if (!short_of_them)
+        return status;
+    snprintf(text, sizeof(text), "%s", tn_last_error());
+    return tn_fail_as(status, error, "%s; this process has no descriptors left (see ulimit -n)",
+                      text);
+}
+
 static int map_physical(struct tn_ipc_mapping *mapping)
 {
     int status = tn_gpu_memory_import(mapping->fd, &mapping->physical);
     if (status != TN_OK)
-        return status;
+        return tn_ipc_tell_shortage(mapping->fd, status);
     status = map_at(mapping, mapping->part.bytes);
     if (status != TN_OK)
         tn_gpu_memory_release(mapping->physical);
