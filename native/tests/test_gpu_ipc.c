@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -387,6 +388,31 @@ static void test_failures_pass(void)
     gpu_pair_close(&pair);
 }
 
+/* A process without room for a descriptor says so, and goes on once it has. */
+static void test_no_descriptors(void)
+{
+    struct gpu_pair pair;
+    struct gpu_pair_options options = {.which = which, .settings = ""};
+    struct gpu_owned mine;
+    struct rlimit before, none;
+    gpu_pair_open(&pair, &options);
+    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    struct tn_remote remote = gpu_make(&pair, GPU_VIRTUAL, 1000, 1, NULL);
+    CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
+    int lowest = dup(pair.socket);
+    close(lowest);
+    none = (struct rlimit){.rlim_cur = (rlim_t)lowest, .rlim_max = before.rlim_max};
+    CHECK(setrlimit(RLIMIT_NOFILE, &none) == 0);
+    struct tn_result result;
+    int status =
+        gpu_end(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), &result);
+    CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
+    CHECK_TEXT(status < 0 && strstr(result.text, "ulimit -n"), result.text);
+    check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), TN_OK, "vmm");
+    near_free(region, &mine);
+    gpu_pair_close(&pair);
+}
+
 /* GPUs without a UUID are told apart by their addresses. */
 static void test_no_uuid(void)
 {
@@ -636,6 +662,7 @@ int main(void)
         run(test_mapping_is_shared);
         run(test_reasons);
         run(test_failures_pass);
+        run(test_no_descriptors);
         run(test_no_uuid);
         run(test_freed_under_region);
         run(test_driver_errors);
