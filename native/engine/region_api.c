@@ -80,6 +80,16 @@ static void undo(struct tn_region *region)
     tn_regions_remove(region);
 }
 
+/* Of GPU memory: which allocations it lies in; 0: unknown, or other memory. */
+static uint64_t identity_of(const struct tn_region_options *options)
+{
+    struct tn_device_extent extent;
+    if (options->memory != TN_MEMORY_DEVICE || !options->length ||
+        tn_device_extent((uint64_t)(uintptr_t)options->address, options->length, &extent) != TN_OK)
+        return 0;
+    return extent.identity;
+}
+
 int tn_region_open_with(struct tn_engine *engine, const struct tn_region_options *options,
                         struct tn_region **out)
 {
@@ -91,13 +101,9 @@ int tn_region_open_with(struct tn_engine *engine, const struct tn_region_options
     if (status != TN_OK)
         return status;
     region->engine = engine;
-    tn_regions_kind_set(region, options->memory);
+    tn_regions_memory_set(region, options->memory, identity_of(options));
     region->dmabuf_fd = options->memory == TN_MEMORY_DEVICE ? options->dmabuf_fd : -1;
     region->dmabuf_offset = options->dmabuf_offset;
-    struct tn_device_extent extent;
-    if (options->memory == TN_MEMORY_DEVICE && options->length &&
-        tn_device_extent(region->remote.address, options->length, &extent) == TN_OK)
-        region->identity = extent.identity;
     status = open_in_providers(region);
     uint64_t done;
     if (status == TN_OK && !options->in_steps)

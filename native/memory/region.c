@@ -194,10 +194,11 @@ int tn_regions_add(struct tn_regions *regions, void *address, uint64_t length, u
     return TN_OK;
 }
 
-void tn_regions_kind_set(struct tn_region *region, uint32_t memory)
+void tn_regions_memory_set(struct tn_region *region, uint32_t memory, uint64_t identity)
 {
     pthread_mutex_lock(&region->regions->lock);
     region->remote.memory = memory;
+    region->identity = identity;
     pthread_mutex_unlock(&region->regions->lock);
 }
 

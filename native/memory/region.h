@@ -55,8 +55,8 @@ struct tn_life *tn_regions_life(struct tn_regions *regions);
 /* A new number (or a recycled one with a higher generation) and a random key. */
 int tn_regions_add(struct tn_regions *regions, void *address, uint64_t length, uint32_t access,
                    struct tn_segment *segment, struct tn_region **out);
-/* enum tn_memory_kind; before anybody is told of the region. */
-void tn_regions_kind_set(struct tn_region *region, uint32_t memory);
+/* enum tn_memory_kind, and the identity of GPU memory; before anybody is told of the region. */
+void tn_regions_memory_set(struct tn_region *region, uint32_t memory, uint64_t identity);
 /* From now on tn_regions_acquire refuses it and the directory says so. Idempotent. */
 void tn_regions_revoke(struct tn_region *region);
 /* Frees the struct and its number. Only when revoked and users == 0. */
