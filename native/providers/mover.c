@@ -68,7 +68,8 @@ int tn_mover_open(struct tn_host *host, struct tn_mover **out)
     mover->host = host;
     int fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     mover->wake = (struct tn_watch){.fd = fd, .events = EPOLLIN, .ready = woken};
-    int status = fd < 0 ? tn_fail_errno("eventfd") : host->watch(host, &mover->wake);
+    int status =
+        fd < 0 ? tn_fail_errno("eventfd (see ulimit -n)") : host->watch(host, &mover->wake);
     if (status != TN_OK) {
         if (fd >= 0)
             close(fd);
