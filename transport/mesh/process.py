@@ -23,7 +23,6 @@ class Start:
     rank: int
     name: str = "process"  # for logs and process lists
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    preload: tuple[str, ...] = ()  # modules to import before the process is asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,69 +1,196 @@
-"""Processes on this machine: a fresh interpreter each, with one end of a socket pair.
+"""Processes on this machine. May import process, nest, nursery, printer and shares.
 
-May import process; never forks without exec.
+All are children of a zygote: a small process that has imported what they need and forks them, which
+takes milliseconds where an interpreter that imports torch takes seconds. What cannot be forked
+(modules that start threads when they are imported) is started as a fresh interpreter each.
 """
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
+import functools
 import os
 import platform
 import socket
-import subprocess
-import sys
-import threading
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Literal
 
-from transport.mesh.process import Cause, Process, Start
+from transport.errors import InvalidUse, Unavailable
+from transport.mesh.hosts import nest, shares
+from transport.mesh.hosts.nursery import Child, Nursery
+from transport.mesh.hosts.printer import Printer, discard, forward
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from transport.mesh.hosts.printer import Sink
+    from transport.mesh.process import Cause, Process, Start
+
+_SINKS: dict[str, Sink] = {"forward": forward, "discard": discard}
+_CLOSE_TIMEOUT = 10.0
+_KILL_TIMEOUT = 10.0
 
 
 class LocalProcess:
-    """A child of this process."""
+    """A process of a nursery. See transport.mesh.process.Process."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, nursery: Nursery, child: Child, start: Start, link: socket.socket) -> None:
         self.rank = start.rank
         self.host = platform.node()
-        self.ended: concurrent.futures.Future[Cause] = concurrent.futures.Future()
-        self.socket, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "transport.mesh.child", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **start.environment},
-                stdin=subprocess.DEVNULL,
-            )
-        self.pid = self._process.pid
-        threading.Thread(target=self._watch, name=f"watch {self.pid}", daemon=True).start()
+        self.socket = link
+        self._nursery, self._child = nursery, child
+        nursery.lend(link)
+
+    @property
+    def pid(self) -> int:
+        return self._child.begun.result(0)
+
+    @property
+    def ended(self) -> concurrent.futures.Future[Cause]:
+        return self._child.ended
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        self._nursery.kill(self._child)
 
     def stop(self, timeout: float) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
-        try:
-            self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
+        concurrent.futures.wait([self.ended], timeout)
+        if not self.ended.done():
             self.kill()
-            self._process.wait()
-
-    def _watch(self) -> None:
-        code = self._process.wait()
-        cause = Cause(signal=-code) if code < 0 else Cause(code=code)
-        self.ended.set_result(cause)
+            concurrent.futures.wait([self.ended], _KILL_TIMEOUT)
 
 
 class LocalHost:
-    """This machine."""
+    """This machine.
+
+    `preload`: modules that every process has imported before it is asked for. `spares`: so many
+    processes are kept that have done so and wait for a rank. `method`: "fork" from a process that
+    has imported them, or "spawn" for a fresh interpreter each; None forks where it can.
+    `pin="cores"`: each process gets an even share of this machine's cores. `gpus_per_process`: each
+    sees that many GPUs, its own; None leaves all visible. `environment`: for all, on top of this
+    process's. `logs`: where lines of output go, "forward" to this process's own with the name and
+    rank in front, "discard", or a function of (name, 1 or 2, line). `timeout`: seconds within which
+    processes must have started.
+    """
 
     name = "local"
 
+    def __init__(
+        self,
+        *,
+        preload: Sequence[str] = (),
+        spares: int = 0,
+        method: Literal["fork", "spawn"] | None = None,
+        pin: Literal["cores"] | None = None,
+        gpus_per_process: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        logs: Sink | Literal["forward", "discard"] = "forward",
+        timeout: float = 120.0,
+    ) -> None:
+        if method not in (None, "fork", "spawn") or pin not in (None, "cores"):
+            raise InvalidUse(f"method={method!r}, pin={pin!r}: 'fork', 'spawn'; 'cores'; or None")
+        if not callable(logs) and logs not in _SINKS:
+            raise InvalidUse(f"logs is a function or one of {', '.join(_SINKS)}, not {logs!r}")
+        self._method, self._pin, self._gpus = method, pin, gpus_per_process
+        self._timeout, self._wanted = timeout, spares
+        self._environment = dict(environment or {})
+        self._spares: collections.deque[Child] = collections.deque()
+        self._seats: dict[int, int] = {}  # of each rank: which share of the machine is its
+        self._preload = tuple(preload)
+        self._nursery = Nursery(
+            (method or "fork", *preload),
+            self._environment,
+            Printer(logs if callable(logs) else _SINKS[logs]),
+        )
+
     def start(self, ranks: Sequence[Start]) -> Sequence[Process]:
-        return [LocalProcess(start) for start in ranks]
+        pairs = [socket.socketpair() for _ in ranks]
+        try:
+            children = self.start_on(ranks, [theirs for _, theirs in pairs])
+        except BaseException:
+            for ours, _ in pairs:
+                ours.close()
+            raise
+        finally:
+            for _, theirs in pairs:
+                theirs.close()
+        return [
+            LocalProcess(self._nursery, child, start, ours)
+            for child, start, (ours, _) in zip(children, ranks, pairs)
+        ]
+
+    def start_on(self, ranks: Sequence[Start], links: Sequence[socket.socket]) -> list[Child]:
+        """Processes that serve these sockets, which stay the caller's. All of them or none."""
+        for start in ranks:
+            self._seats.setdefault(start.rank, len(self._seats))
+        setups = [self._setup(start) for start in ranks]
+        children: list[Child] = []
+        try:
+            for setup, link in zip(setups, links):
+                children.append(self._take())
+                self._nursery.name(children[-1], setup.name)
+                children[-1].tell(setup, link)
+            self._await(children)
+        except BaseException:
+            for child in children:
+                self._nursery.kill(child)
+            raise
+        while len(self._spares) < self._wanted:
+            self._spares.append(self._nursery.fork(fresh=self._fresh))
+        return children
+
+    def kill(self, child: Child) -> None:
+        self._nursery.kill(child)
 
     def close(self) -> None:
-        pass
+        while self._spares:
+            self._spares.pop().dismiss()
+        self._nursery.close(_CLOSE_TIMEOUT)
+
+    @functools.cached_property
+    def _fresh(self) -> bool:
+        """Whether processes are new interpreters: what the zygote says of its imports decides."""
+        try:
+            imported = self._nursery.imported.result(self._timeout)
+        except concurrent.futures.TimeoutError:
+            raise Unavailable(f"nothing was imported within {self._timeout:g} s") from None
+        for module, reason in imported.failed.items():
+            raise Unavailable(f"preload={module!r} cannot be imported in a process: {reason}")
+        if imported.threads > 1 and self._method == "fork":
+            raise Unavailable(
+                f"importing {', '.join(self._preload)} starts threads, which a fork would lose",
+                "leave method=None, or say method='spawn'",
+            )
+        return self._method == "spawn" or imported.threads > 1
+
+    def _take(self) -> Child:
+        """A spare that lives, else a new process."""
+        with contextlib.suppress(IndexError):
+            while (spare := self._spares.popleft()).ended.done():
+                pass
+            return spare
+        return self._nursery.fork(fresh=self._fresh)
+
+    def _setup(self, start: Start) -> nest.Setup:
+        seat, environment = self._seats[start.rank], dict(start.environment)
+        if self._gpus is not None:
+            visible = shares.visible_gpus({**os.environ, **self._environment})
+            environment |= shares.gpus_of(seat, self._gpus, visible)
+        cpus = shares.cpus_of(seat, len(self._seats), shares.cores()) if self._pin else ()
+        setup = nest.Setup(f"{start.name}[{start.rank}]", platform.node(), environment, cpus)
+        nest.check_size(setup)
+        return setup
+
+    def _await(self, children: Sequence[Child]) -> None:
+        end = time.monotonic() + self._timeout
+        for child in children:
+            try:
+                child.begun.result(max(end - time.monotonic(), 0.0))
+            except concurrent.futures.TimeoutError:
+                raise Unavailable(
+                    f"a process did not start within {self._timeout:g} s", "raise timeout="
+                ) from None
