@@ -272,6 +272,17 @@ class Settings:
         kinds.PTRACER,
         "who may copy from this process's memory under Yama (PR_SET_PTRACER)",
     )
+    mesh_address: str | None = _setting(
+        None,
+        kinds.TEXT,
+        "host:port where the first process of a job that a launcher started listens for the "
+        "others; by default what the launcher tells, and a port made from the job's name",
+    )
+    mesh_processes: int = _setting(
+        1,
+        kinds.count(1, 4096),
+        "processes of a mesh for each process that a launcher started",
+    )
     log_level: str = _setting(
         "",
         kinds.LEVEL,

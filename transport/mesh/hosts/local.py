@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Literal
 from transport.errors import InvalidUse, Unavailable
 from transport.mesh.hosts import nest, shares
 from transport.mesh.hosts.nursery import Child, Nursery
-from transport.mesh.hosts.printer import Printer, discard, forward
+from transport.mesh.hosts.printer import Printer, sink_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from transport.mesh.hosts.printer import Sink
     from transport.mesh.process import Cause, Process, Start
 
-_SINKS: dict[str, Sink] = {"forward": forward, "discard": discard}
 _CLOSE_TIMEOUT = 10.0
 _KILL_TIMEOUT = 10.0
 
@@ -74,7 +73,8 @@ class LocalHost:
     sees that many GPUs, its own; None leaves all visible. `environment`: for all, on top of this
     process's. `logs`: where lines of output go, "forward" to this process's own with the name and
     rank in front, "discard", or a function of (name, 1 or 2, line). `timeout`: seconds within which
-    processes must have started.
+    processes must have started. `width`: how many share the machine, where not all of them are in
+    the first start.
     """
 
     name = "local"
@@ -90,13 +90,13 @@ class LocalHost:
         environment: Mapping[str, str] | None = None,
         logs: Sink | Literal["forward", "discard"] = "forward",
         timeout: float = 120.0,
+        width: int = 0,
     ) -> None:
         if method not in (None, "fork", "spawn") or pin not in (None, "cores"):
             raise InvalidUse(f"method={method!r}, pin={pin!r}: 'fork', 'spawn'; 'cores'; or None")
-        if not callable(logs) and logs not in _SINKS:
-            raise InvalidUse(f"logs is a function or one of {', '.join(_SINKS)}, not {logs!r}")
+        sink = sink_of(logs)
         self._method, self._pin, self._gpus = method, pin, gpus_per_process
-        self._timeout, self._wanted = timeout, spares
+        self._timeout, self._wanted, self._width = timeout, spares, width
         self._environment = dict(environment or {})
         self._spares: collections.deque[Child] = collections.deque()
         self._seats: dict[int, int] = {}  # of each rank: which share of the machine is its
@@ -104,7 +104,7 @@ class LocalHost:
         self._nursery = Nursery(
             (method or "fork", *preload),
             self._environment,
-            Printer(logs if callable(logs) else _SINKS[logs]),
+            Printer(sink),
         )
 
     def start(self, ranks: Sequence[Start]) -> Sequence[Process]:
@@ -180,7 +180,8 @@ class LocalHost:
         if self._gpus is not None:
             visible = shares.visible_gpus({**os.environ, **self._environment})
             environment |= shares.gpus_of(seat, self._gpus, visible)
-        cpus = shares.cpus_of(seat, len(self._seats), shares.cores()) if self._pin else ()
+        count = max(len(self._seats), self._width)
+        cpus = shares.cpus_of(seat, count, shares.cores()) if self._pin else ()
         setup = nest.Setup(f"{start.name}[{start.rank}]", platform.node(), environment, cpus)
         nest.check_size(setup)
         return setup
