@@ -55,6 +55,17 @@ if TYPE_CHECKING:
     from transport.memory.mempool import gpu_pool as gpu_pool
     from transport.memory.region import Region as Region
     from transport.memory.remote import RemoteRegion as RemoteRegion
+    from transport.mesh.actor import Actor as Actor
+    from transport.mesh.actor import endpoint as endpoint
+    from transport.mesh.actor_mesh import ActorMesh as ActorMesh
+    from transport.mesh.call import Endpoint as Endpoint
+    from transport.mesh.context import current_rank as current_rank
+    from transport.mesh.future import Future as Future
+    from transport.mesh.hosts.local import local as local
+    from transport.mesh.process_mesh import ProcessMesh as ProcessMesh
+    from transport.mesh.shape import Point as Point
+    from transport.mesh.stream import Stream as Stream
+    from transport.mesh.values import ValueMesh as ValueMesh
     from transport.sharding.execute import Execution as Execution
     from transport.sharding.layout import Layout as Layout
     from transport.sharding.mesh import Mesh as Mesh
@@ -74,8 +85,10 @@ if TYPE_CHECKING:
 # Where each public name lives. tests/unit/test_names.py keeps it equal to the imports above.
 _HOMES = {
     "Access": "types",
+    "Actor": "mesh.actor",
     "ActorCrashed": "errors",
     "ActorError": "errors",
+    "ActorMesh": "mesh.actor_mesh",
     "Adopted": "engine.adopt",
     "AtomicTransfer": "engine.atomics",
     "Backing": "memory.backing",
@@ -83,11 +96,13 @@ _HOMES = {
     "Cancelled": "errors",
     "CudaError": "errors",
     "DeadlineExceeded": "errors",
+    "Endpoint": "mesh.call",
     "Engine": "engine.engine",
     "Execution": "sharding.execute",
+    "Future": "mesh.future",
     "GpuArray": "memory.gpu_array",
-    "HipError": "errors",
     "Grant": "engine.grant",
+    "HipError": "errors",
     "InvalidUse": "errors",
     "Lane": "engine.peer",
     "Layout": "sharding.layout",
@@ -105,7 +120,9 @@ _HOMES = {
     "PeerRefused": "errors",
     "Places": "sharding.places",
     "Plan": "sharding.plan",
+    "Point": "mesh.shape",
     "Prepared": "engine.prepared",
+    "ProcessMesh": "mesh.process_mesh",
     "Rail": "engine.rail",
     "Read": "engine.batch",
     "Region": "memory.region",
@@ -117,18 +134,23 @@ _HOMES = {
     "Shard": "sharding.placement",
     "StaleRegion": "errors",
     "StateLayout": "sharding.state",
+    "Stream": "mesh.stream",
     "StridedShard": "sharding.placement",
     "Transfer": "engine.transfer",
     "TransferError": "errors",
     "TransportError": "errors",
     "Unavailable": "errors",
+    "ValueMesh": "mesh.values",
     "VerbsError": "errors",
     "VersionGone": "errors",
     "VersionMismatch": "errors",
     "VersionMoved": "errors",
     "Viability": "types",
     "Write": "engine.batch",
+    "current_rank": "mesh.context",
+    "endpoint": "mesh.actor",
     "gpu_pool": "memory.mempool",
+    "local": "mesh.hosts.local",
     "plan": "sharding.plan",
 }
 

@@ -267,6 +267,24 @@ class Settings:
     verbs_sysfs: Path = _setting(
         Path("/sys"), kinds.FILLED_PATH, "where sysfs is mounted (a recorded tree, for tests)"
     )
+    call_deadline: float = _setting(
+        600.0,
+        kinds.FOREVER,
+        "an actor that has not answered a call after this long hangs: the call fails and its "
+        "process is ended; options(deadline=) for one call",
+    )
+    heartbeat: float = _setting(
+        2.0, kinds.seconds(0.05), "processes of a mesh are asked so often whether they live"
+    )
+    heartbeat_timeout: float = _setting(
+        30.0,
+        kinds.seconds(0.1),
+        "a process of a mesh that is silent for this long is lost; one that keeps Python's lock "
+        "in a call into C is silent",
+    )
+    start_timeout: float = _setting(
+        120.0, kinds.SECONDS, "processes of a mesh must have started within this"
+    )
     allow_ptracer: str = _setting(
         "",
         kinds.PTRACER,

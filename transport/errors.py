@@ -20,8 +20,8 @@ TransportError                  .retryable
   LayoutError                   a sharding that cannot be
   VersionMoved                  .version; weights changed while they were read
     VersionGone                 that version is not kept any more
-  ActorError
-    ActorCrashed
+  ActorError                    .rank .host .traceback; an endpoint raised
+    ActorCrashed                .rank .host .cause .logs; a process ended, hangs or is unreachable
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ class TransportError(Exception):
 
 def _plain(value: Any) -> Any:
     """A live object (a Transfer, a Peer) does not travel with a pickled error; its name does."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
     return value if isinstance(value, (str, bytes, int, float, type(None))) else repr(value)
 
 
@@ -247,11 +249,49 @@ class VersionGone(VersionMoved):
 
 
 class ActorError(TransportError):
-    """An actor's endpoint raised."""
+    """An actor's endpoint raised. `traceback` is the text of the remote one.
+
+    `__cause__` is the exception that was raised, where it could be pickled. `rank` is that of the
+    process in its mesh.
+    """
+
+    def __init__(
+        self, message: str = "", *, rank: int | None = None, host: str = "", traceback: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text
 
 
 class ActorCrashed(ActorError):
-    """The process of an actor ended without answering."""
+    """The process of an actor ended, hangs past a deadline, or cannot be reached.
+
+    `cause` says which ("killed by SIGKILL"); `logs` are the last lines that it wrote, if known.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        rank: int | None = None,
+        host: str = "",
+        cause: str = "",
+        logs: tuple[str, ...] = (),
+        traceback: str = "",
+    ) -> None:
+        super().__init__(message, rank=rank, host=host, traceback=traceback)
+        self.cause = cause
+        self.logs = logs
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        lines = "\n".join(f"  {line}" for line in self.logs)
+        return f"{text}\nits last lines:\n{lines}" if lines else text
 
 
 _TRANSFER_ERRORS: dict[int, type[TransferError]] = {

@@ -33,16 +33,15 @@ def main(fd: int, preload: tuple[str, ...] = ()) -> None:
         return
     told, (link,) = given
     _settle(told)
-    serve(socket.socket(fileno=link), Place(told.host))
-    leave()
+    leave(serve(socket.socket(fileno=link), Place(told.host)))
 
 
-def leave() -> NoReturn:
+def leave(code: int = 0) -> NoReturn:
     """Ends the process without taking apart what was imported, which takes torch half a second."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 def _settle(told: Setup) -> None:

@@ -49,19 +49,23 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Spawn(Struct, frozen=True, array_like=True, tag="spawn"):
-    """Make an actor. Body: class, arguments, keywords. Answered once it is made."""
+    """Make an actor. Body: class, arguments, keywords. Answered once it is made.
+
+    `rank` and `sizes`: where it is among those that are spawned with it.
+    """
 
     number: _Number
     actor: _Number
     name: _Name
+    rank: _Rank
+    sizes: _Sizes
     held: bool = False
 
 
 class Call(Struct, frozen=True, array_like=True, tag="call"):
     """Run an endpoint. Body: arguments and keywords. Not answered where `number` is 0.
 
-    `left`: seconds until nobody waits for it any more. `rank`: of the actor among those that
-    were called.
+    `left`: seconds until nobody waits for it any more.
     """
 
     number: _Number

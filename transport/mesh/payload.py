@@ -31,7 +31,7 @@ class Payload:
     `held`: whether the receiver must be heard of before that, because it pulls something.
     """
 
-    data: bytes
+    data: bytes | bytearray | memoryview
     held: bool = False
     release: Callable[[], None] | None = None
 

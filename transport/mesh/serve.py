@@ -1,20 +1,134 @@
 """What a process of a mesh does once it is set up: serves its link until it ends.
 
-May import link, messages, payload and process.
+May import door, link, messages, stage, process and wheel. The actors run in threads of their own;
+whoever drives the wheel answers heartbeats, whatever the actors do.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import InvalidUse, PeerLost, PeerRefused
+from transport.mesh import failure
+from transport.mesh import messages as m
+from transport.mesh import wheel as wheels
+from transport.mesh.link import Link
+from transport.mesh.stage import Stage, job
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
+    from transport.errors import TransportError
+    from transport.mesh.link import Body
     from transport.mesh.process import Place
 
+_CLEANUP = 5.0  # seconds that all actors together have to clean up
 
-def serve(sock: socket.socket, place: Place) -> None:
-    """Takes the socket; returns when its other end says stop or is gone."""
-    with sock:
-        while sock.recv(1 << 16):
-            pass
+
+class Server:
+    """The actors of this process, for whoever has a link to it."""
+
+    def __init__(self) -> None:
+        self.wheel = wheels.shared()
+        self.ended = threading.Event()
+        self.code = 0
+        self._stages: dict[int, Stage] = {}
+        self._links: dict[Link, dict[int, Callable[[], None]]] = {}  # what their answers hold
+        self._owner: Link | None = None
+
+    def adopt(self, sock: socket.socket, *, owner: bool = False) -> Link:
+        """Serves whoever is at the other end, who has proven to be allowed to. The process ends
+        with its owner's link."""
+        link = Link(sock, self.wheel, self._received, self._lost)
+        self._links[link] = {}
+        if owner:
+            self._owner = link
+        link.begin()
+        return link
+
+    def exit(self, code: Any) -> None:
+        """Ends the process as sys.exit(code) would."""
+        self.code = code if isinstance(code, int) else int(code is not None)
+        self.ended.set()
+
+    def forget(self, actor: int) -> None:
+        self._stages.pop(actor, None)
+
+    # --------------------------------------------------------------------------------- held answers
+    def hold(self, link: Link, number: int, release: Callable[[], None]) -> None:
+        """Until the answer with this number is taken."""
+        held = self._links.get(link)
+        if held is None:
+            release()
+        else:
+            held[number] = release
+
+    def release(self, link: Link, number: int) -> None:
+        release = self._links.get(link, {}).pop(number, None)
+        if release is not None:
+            release()
+
+    # ------------------------------------------------------------------------------------- messages
+    def _received(self, link: Link, message: m.Message, body: Body) -> None:
+        if isinstance(message, m.Call):
+            stage = self._stages.get(message.actor)
+            if stage is None:
+                self._refuse(link, message)
+            else:
+                stage.put(job(link, message, body))
+        elif isinstance(message, m.Ping):
+            with contextlib.suppress(PeerLost):
+                link.send(m.Pong(message.number))
+        elif isinstance(message, m.Taken):
+            self.release(link, message.number)
+        elif isinstance(message, m.Spawn):
+            self._stages[message.actor] = Stage(self, link, message, body)
+        elif isinstance(message, m.Forget):
+            stage = self._stages.pop(message.actor, None)
+            if stage is not None:
+                stage.put(None)
+        elif isinstance(message, m.Stop):
+            threading.Thread(target=self._stop, name="stop", daemon=True).start()
+        elif not isinstance(message, m.Welcome):
+            raise PeerRefused(f"{type(message).__name__} is not said to a process of a mesh")
+
+    def _refuse(self, link: Link, call: m.Call) -> None:
+        error = InvalidUse("there is no such actor here (any more)")
+        if call.number:
+            with contextlib.suppress(PeerLost):
+                link.send(m.Answer(call.number, False), failure.pack(error))
+
+    def _lost(self, link: Link, error: TransportError) -> None:
+        held = self._links.pop(link, {})
+        if link is self._owner:
+            self.ended.set()
+        for release in held.values():
+            self.wheel.later(release)
+
+    def _stop(self) -> None:
+        """Actors clean up, each in its own thread, then the process ends."""
+        stages = tuple(self._stages.values())
+        for stage in stages:
+            stage.put(None)
+        end = time.monotonic() + _CLEANUP
+        for stage in stages:
+            stage.over.wait(max(end - time.monotonic(), 0.0))
+        self.ended.set()
+
+
+def serve(sock: socket.socket, place: Place) -> int:
+    """Takes the socket; returns the exit code when its other end says stop or is gone.
+
+    Threads of actors may still run then: the caller ends the process (os._exit).
+    """
+    server = Server()
+    link = server.adopt(sock, owner=True)
+    with contextlib.suppress(PeerLost):
+        link.send(m.Ready(os.getpid(), ""))
+    server.ended.wait()
+    return server.code

@@ -15,16 +15,18 @@ import os
 import platform
 import socket
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from transport.errors import InvalidUse, Unavailable
 from transport.mesh.hosts import nest, shares
 from transport.mesh.hosts.nursery import Child, Nursery
 from transport.mesh.hosts.printer import Printer, sink_of
+from transport.mesh.process_mesh import ProcessMesh
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from transport.config import Settings
     from transport.mesh.hosts.printer import Sink
     from transport.mesh.process import Cause, Process, Start
 
@@ -195,3 +197,23 @@ class LocalHost:
                 raise Unavailable(
                     f"a process did not start within {self._timeout:g} s", "raise timeout="
                 ) from None
+
+
+def local(
+    count: int | None = None,
+    /,
+    *,
+    name: str = "local",
+    settings: Settings | None = None,
+    host: Mapping[str, Any] | None = None,
+    **sizes: int,
+) -> ProcessMesh:
+    """Processes on this machine: `local(8)` (of dimension "rank"), `local(replica=2, shard=4)`.
+
+    `host`: arguments of LocalHost. Raises InvalidUse, Unavailable, or ActorCrashed for a process
+    that ended instead of serving.
+    """
+    if (count is None) == (not sizes):
+        raise InvalidUse("say how many: local(8), or by dimension: local(replica=2, shard=4)")
+    wanted = sizes if count is None else {"rank": count}
+    return ProcessMesh.start(LocalHost(**(host or {})), wanted, name=name, settings=settings)

@@ -1,0 +1,154 @@
+"""Processes of a mesh that die, hang and fall silent: exactly the calls that need them fail."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import mesh_actors
+import pytest
+
+import transport
+from transport import ActorCrashed, ActorError, Settings
+
+
+@pytest.fixture
+def mesh():
+    with transport.local(3, name="three") as mesh:
+        yield mesh
+
+
+@pytest.fixture
+def probes(mesh):
+    return mesh.spawn("probe", mesh_actors.Probe, 10)
+
+
+def pid_of(probes, rank):
+    return probes.slice(rank=rank).where.call_one().get(60)[2]
+
+
+def test_kill_in_mid_call_fails_the_calls_that_need_it(probes):
+    last, others = probes.slice(rank=2), probes.slice(rank=slice(0, 2))
+    needs = [last.hang.call_one(), probes.add.call(1)]
+    needless = [others.add.call(n) for n in range(20)]
+    probes._team.member(2).process.kill()
+    for future in needs:
+        with pytest.raises(ActorCrashed) as raised:
+            future.get(60)
+        assert raised.value.rank == 2
+        assert raised.value.cause == "killed by SIGKILL"
+        assert raised.value.host
+    assert [future.get(60).values() for future in needless] == [[10 + n] * 2 for n in range(20)]
+    with pytest.raises(ActorCrashed, match="rank 2 of three"):
+        probes.add.call(1).get(60)
+    assert others.add.call(1).get(60).values() == [11, 11]
+
+
+@pytest.mark.parametrize(
+    ("die", "cause"),
+    [
+        (lambda one: one.kill.call_one(), "killed by SIGKILL"),
+        (lambda one: one.exit.call_one(7), "exit code 7"),
+        (lambda one: one.end.call_one(0), "exit code 0"),
+    ],
+)
+def test_ways_to_die(probes, die, cause):
+    with pytest.raises(ActorCrashed, match=cause):
+        die(probes.slice(rank=1)).get(60)
+    assert probes.slice(rank=0).add.call_one(1).get(60) == 11
+
+
+def test_a_hang_past_the_deadline_is_a_crash(probes):
+    one = probes.slice(rank=1)
+    with pytest.raises(ActorCrashed, match=r"probe\.hang did not answer within its deadline"):
+        one.hang.options(deadline=0.3).call_one().get(60)
+    with pytest.raises(ActorCrashed):
+        one.add.call_one(1).get(60)
+
+
+def test_a_hang_is_found_when_nobody_waits(probes):
+    future = probes.slice(rank=1).hang.options(deadline=0.2).call_one()
+    cause = probes._team.member(1).process.ended.result(60)
+    assert cause.signal == signal.SIGKILL
+    assert isinstance(future.exception(60), ActorCrashed)
+
+
+def test_a_sync_endpoint_that_is_busy_still_answers_heartbeats():
+    settings = Settings.from_env(heartbeat=0.05, heartbeat_timeout=1.0)
+    with transport.local(2, settings=settings) as mesh:
+        probes = mesh.spawn("probe", mesh_actors.Probe)
+        busy = probes.slice(rank=0).hang.options(deadline=3.0).call_one()
+        with pytest.raises(ActorCrashed, match="deadline"):
+            busy.get(60)
+
+
+def test_a_process_that_is_silent_is_lost():
+    settings = Settings.from_env(heartbeat=0.05, heartbeat_timeout=0.5)
+    with transport.local(2, settings=settings) as mesh:
+        probes = mesh.spawn("probe", mesh_actors.Probe)
+        pid = pid_of(probes, 0)
+        os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        with pytest.raises(ActorCrashed, match="silent"):
+            probes.slice(rank=0).add.call_one(1).get(60)
+        assert probes.slice(rank=1).add.call_one(1).get(60) == 1
+
+
+def test_an_exception_in_a_broadcast_breaks_that_actor_only(mesh, probes):
+    other = mesh.spawn("other", mesh_actors.Probe, 20)
+    probes.slice(rank=1).fail.broadcast(KeyError("unheard"))
+    with pytest.raises(ActorCrashed, match="KeyError in a broadcast"):
+        probes.slice(rank=1).add.call_one(1).get(60)
+    assert probes.slice(rank=0).add.call_one(1).get(60) == 11
+    assert other.add.call(1).get(60).values() == [21] * 3
+
+
+def test_choose_avoids_the_dead(probes):
+    with pytest.raises(ActorError):
+        probes.slice(rank=0).kill.call_one().get(60)
+    for _ in range(10):
+        assert probes.where.choose().get(60)[0] != 0
+
+
+PROGRAM = """
+import os, sys, mesh_actors, transport
+mesh = transport.local(4)
+probes = mesh.spawn("probe", mesh_actors.Probe)
+busy = probes.slice(rank=3).hang.call_one()
+print(*[pid for _, (_, _, pid) in probes.slice(rank=slice(0, 3)).where.call().get(60)], flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), 9)", "sys.exit(0)", "raise KeyError", "os._exit(3)"]
+)
+def test_no_process_outlives_its_controller(end):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(end=end)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        timeout=120,
+        check=False,
+    )
+    pids = list(map(int, done.stdout.split()))
+    assert len(pids) == 3
+    for pid in pids:
+        await_end(pid)
+
+
+def await_end(pid):
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    ended = poll.poll(30_000)
+    os.close(handle)
+    assert ended, f"process {pid} lives on"

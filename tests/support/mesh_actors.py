@@ -1,0 +1,124 @@
+"""Actors that tests of the mesh start, by name from a module that their processes can import."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from transport import Actor, current_rank, endpoint
+
+
+class Probe(Actor):
+    """Answers, fails and dies on request."""
+
+    def __init__(self, base=0, fail_on=None):
+        if fail_on == current_rank().rank:
+            raise ValueError(f"not on {fail_on}")
+        self.base = base
+        self.heard = []
+        self.go = threading.Event()
+
+    @endpoint
+    def add(self, number):
+        return self.base + number
+
+    @endpoint
+    def where(self):
+        point = current_rank()
+        return point.rank, dict(point), os.getpid()
+
+    @endpoint
+    def hear(self, number):
+        self.heard.append(number)
+
+    @endpoint
+    def all_heard(self):
+        return self.heard
+
+    @endpoint
+    def echo(self, value):
+        return value
+
+    @endpoint
+    def modules(self):
+        return [name for name in ("torch", "numpy", "transport.ffi") if name in sys.modules]
+
+    @endpoint
+    def fail(self, error):
+        raise error
+
+    @endpoint
+    def unpicklable(self):
+        class Local(Exception):
+            def __reduce__(self):
+                raise TypeError("never")
+
+        raise Local("words stay")
+
+    @endpoint
+    def lock(self):
+        return threading.Lock()
+
+    @endpoint
+    def hang(self):
+        self.go.wait()
+
+    @endpoint
+    def exit(self, code):
+        sys.exit(code)
+
+    @endpoint
+    def end(self, code):
+        os._exit(code)
+
+    @endpoint
+    def kill(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Meeting(Actor):
+    """Async endpoints that wait for each other, and a sync one."""
+
+    def __init__(self):
+        self.came = []
+        self.opened = None
+
+    @endpoint
+    async def wait_for_open(self, number):
+        self.came.append(number)
+        if self.opened is None:
+            self.opened = asyncio.Event()
+        await self.opened.wait()
+        return number
+
+    @endpoint
+    def seen(self):
+        return list(self.came)
+
+    @endpoint
+    async def open(self):
+        if self.opened is None:
+            self.opened = asyncio.Event()
+        self.opened.set()
+
+    @endpoint
+    async def fail(self):
+        raise KeyError("async")
+
+
+class Tidy(Actor):
+    """Writes a file when it is cleaned up."""
+
+    def __init__(self, path):
+        self.path = path
+
+    @endpoint
+    def nothing(self):
+        return None
+
+    def __cleanup__(self, error):
+        Path(f"{self.path}.{current_rank().rank}").write_text(repr(error))

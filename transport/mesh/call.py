@@ -1,0 +1,160 @@
+"""An endpoint of several actors, and the ways to call it. May import future, member, payload, team,
+values, messages.
+
+The arguments are encoded once, for all members.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from transport.errors import InvalidUse
+from transport.mesh import messages as m
+from transport.mesh import payload
+from transport.mesh.future import Future
+from transport.mesh.member import Pending
+from transport.mesh.stream import Stream
+from transport.mesh.values import ValueMesh
+from transport.types import check_timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.mesh.shape import Shape
+    from transport.mesh.team import Team
+
+T = TypeVar("T")
+
+
+class Endpoint(Generic[T]):
+    """`mesh.step`: one endpoint of all actors of a mesh.
+
+    Each way returns at once. What it returns fails with ActorError when the endpoint raised, and
+    with ActorCrashed when a process that it needs ended, or did not answer before the deadline.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        shape: Shape,
+        actor: int,
+        name: str,
+        method: str,
+        deadline: float | None = None,
+    ) -> None:
+        self._team = team
+        self._shape = shape
+        self._actor = actor
+        self._name = name
+        self._method = method
+        self._deadline = deadline
+
+    def options(self, *, deadline: float | None = None) -> Endpoint[T]:
+        """The same endpoint with another deadline in seconds (default: `call_deadline`)."""
+        limit = check_timeout(deadline)
+        if limit is not None and limit <= 0:
+            raise InvalidUse(f"deadline= is more than 0 seconds, not {deadline}")
+        return Endpoint(self._team, self._shape, self._actor, self._name, self._method, limit)
+
+    def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[T]]:
+        """Of all actors; a value for each."""
+        shape = self._shape
+        return self._future(
+            shape.ranks, lambda values: ValueMesh(shape, tuple(values)), args, kwargs
+        )
+
+    def call_one(self, *args: Any, **kwargs: Any) -> Future[T]:
+        """Of the only actor. Raises InvalidUse where there are several."""
+        if len(self._shape) != 1:
+            raise InvalidUse(
+                f"call_one is for one actor, and here are {self._shape.describe()}: slice the "
+                "mesh, or use call or choose"
+            )
+        return self._future(self._shape.ranks, _only, args, kwargs)
+
+    def choose(self, *args: Any, **kwargs: Any) -> Future[T]:
+        """Of one of the actors: a living one that has the fewest calls of this process to do."""
+        members = [(rank, self._team.member(rank)) for rank in self._shape.ranks]
+        alive = [each for each in members if each[1].crash is None] or members
+        least = min(member.waiting for _, member in alive)
+        rank = random.choice([rank for rank, member in alive if member.waiting == least])
+        return self._future((rank,), _only, args, kwargs)
+
+    def stream(self, *args: Any, **kwargs: Any) -> Stream[T]:
+        """Of all actors; futures in the order in which they answer."""
+        end = self._end()
+        stream: Stream[T] = Stream(self._shape, end, self._team.check)
+        self._send(self._shape.ranks, stream, end, args, kwargs)
+        return stream
+
+    def broadcast(self, *args: Any, **kwargs: Any) -> None:
+        """Of all actors, and nobody waits: what one of them raises reaches the mesh's owner."""
+        end = self._end()
+        value = payload.encode((args, kwargs), payload.Context(self._name, end))
+        if value.held:  # what it refers to is needed until all have it
+            future: Future[None] = Future(len(self._shape), _nothing)
+            self._send_encoded(self._shape.ranks, future, end, value)
+            return
+        for rank in self._shape.ranks:
+            call = m.Call(0, self._actor, self._method, end - time.monotonic())
+            self._team.member(rank).tell(call, value.data)
+
+    # -------------------------------------------------------------------------------------- sending
+    def _end(self) -> float:
+        limit = self._team.deadline if self._deadline is None else self._deadline
+        return time.monotonic() + limit
+
+    def _future(
+        self,
+        ranks: tuple[int, ...],
+        join: Callable[[list[Any]], Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Future[Any]:
+        end = self._end()
+        future: Future[Any] = Future(len(ranks), join, end, self._team.check)
+        self._send(ranks, future, end, args, kwargs)
+        return future
+
+    def _send(
+        self,
+        ranks: tuple[int, ...],
+        sink: Future[Any] | Stream[Any],
+        end: float,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        value = payload.encode((args, kwargs), payload.Context(self._name, end))
+        self._send_encoded(ranks, sink, end, value)
+
+    def _send_encoded(
+        self,
+        ranks: tuple[int, ...],
+        sink: Future[Any] | Stream[Any],
+        end: float,
+        value: payload.Payload,
+    ) -> None:
+        if value.release is not None:
+            sink.finished = value.release
+        what = f"{self._name}.{self._method}"
+        left = end - time.monotonic()
+
+        def make(number: int) -> m.Call:
+            return m.Call(number, self._actor, self._method, left, value.held)
+
+        for index, rank in enumerate(ranks):
+            pending = Pending(sink, index, what, end)
+            self._team.member(rank).ask(make, value.data, pending)
+
+    def __repr__(self) -> str:
+        return f"<endpoint {self._name}.{self._method} of {self._shape.describe()}>"
+
+
+def _only(values: list[Any]) -> Any:
+    return values[0]
+
+
+def _nothing(values: list[Any]) -> None:
+    return None

@@ -1,0 +1,247 @@
+"""A process of a mesh as its owner, or whoever calls its actors, sees it. May import link, future,
+failure, payload, messages, process.
+
+It holds the link, the calls that wait for this process and nobody else, and what is known of its
+end. Once it is lost it stays lost; what takes its place is another member.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import ActorCrashed, PeerLost, TransportError
+from transport.mesh import failure, payload
+from transport.mesh import messages as m
+from transport.mesh.future import Failed
+from transport.mesh.link import Link
+from transport.mesh.process import Cause
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from transport.mesh.future import Reply
+    from transport.mesh.link import Body
+    from transport.mesh.process import Process
+    from transport.mesh.wheel import Wheel
+
+    class Sink(Protocol):
+        """Who waits for a reply."""
+
+        def settle(self, index: int, reply: Reply) -> None: ...
+
+
+_GRACE = 1.0  # seconds: a link that ended is told a moment before why its process did
+
+
+@dataclass(slots=True)
+class Pending:
+    """A call that waits."""
+
+    sink: Sink
+    index: int
+    what: str  # "Trainer.step"
+    end: float
+
+
+class Answered:
+    """A reply that came."""
+
+    __slots__ = ("_answer", "_body", "_member", "_what")
+
+    def __init__(self, member: Member, answer: m.Answer, body: Body, what: str) -> None:
+        self._member = member
+        self._answer = answer
+        self._body = body
+        self._what = what
+
+    @property
+    def failed(self) -> bool:
+        return not self._answer.ok
+
+    @property
+    def heavy(self) -> bool:
+        return self._answer.held
+
+    def value(self) -> Any:
+        member = self._member
+        if not self._answer.ok:
+            raise failure.unpack(self._body, self._what, member.rank, member.host)
+        try:
+            context = payload.Context(member.name)
+            return payload.decode(payload.Payload(self._body, self._answer.held), context)
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        if self._answer.held:
+            self._member.taken(self._answer.number)
+
+
+class Member:
+    """`ended` is told once, on whichever thread finds it out, after all waiting calls have failed;
+    `fault` what an endpoint raised that nobody waits for."""
+
+    def __init__(
+        self,
+        rank: int,
+        host: str,
+        name: str,
+        sock: socket.socket,
+        wheel: Wheel,
+        process: Process | None = None,
+    ) -> None:
+        self.rank = rank
+        self.host = host
+        self.name = name  # for errors: "rank 3 of trainers"
+        self.process = process
+        self.ready: m.Ready | None = None
+        self.crash: ActorCrashed | None = None
+        self.heard = time.monotonic()
+        self.stopping = False
+        self.on_ready: Callable[[], None] = lambda: None
+        self.on_ended: Callable[[Member, ActorCrashed], None] = lambda member, crash: None
+        self.on_fault: Callable[[Member, m.Fault, Body], None] = lambda member, fault, body: None
+        self._wheel = wheel
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Pending] = {}
+        self._lock = threading.Lock()
+        self._link_lost = 0.0  # when
+        self._why = ""
+        self.link = Link(sock, wheel, self._received, self._lost)
+
+    def begin(self) -> None:
+        self.link.begin()
+        if self.process is not None:
+            self.process.ended.add_done_callback(
+                lambda future: self._process_ended(future.result())
+            )
+
+    # -------------------------------------------------------------------------------------- calling
+    def ask(self, make: Callable[[int], m.Message], body: Body, pending: Pending) -> None:
+        """Sends what `make` makes of a number; its sink hears of it exactly once."""
+        number = next(self._numbers)
+        with self._lock:
+            crash = self.crash
+            if crash is None:
+                self._pending[number] = pending
+        if crash is not None:
+            pending.sink.settle(pending.index, Failed(self._again(crash, pending.what)))
+            return
+        self._wheel.sooner(pending.end)
+        try:
+            self.link.send(make(number), body)
+        except PeerLost:
+            pass  # the link's end is on its way, and fails the call with its cause
+        except BaseException:
+            self._pending.pop(number, None)
+            raise
+
+    def tell(self, message: m.Message, body: Body = b"") -> None:
+        """What a lost process does not hear is lost with it."""
+        with contextlib.suppress(PeerLost):
+            self.link.send(message, body)
+
+    def taken(self, number: int) -> None:
+        self._wheel.later(lambda: self.tell(m.Taken(number)))
+
+    @property
+    def waiting(self) -> int:
+        """Calls that are not answered."""
+        return len(self._pending)
+
+    def overdue(self, now: float) -> tuple[Pending | None, float]:
+        """The first call past its deadline, if any; and when the next deadline is."""
+        nearest = float("inf")
+        first: Pending | None = None
+        for pending in tuple(self._pending.values()):
+            if pending.end <= now:
+                first = first or pending
+            nearest = min(nearest, pending.end)
+        return first, nearest
+
+    # ------------------------------------------------------------------------------------ receiving
+    def _received(self, link: Link, message: m.Message, body: Body) -> None:
+        self.heard = time.monotonic()
+        if isinstance(message, m.Answer):
+            pending = self._pending.get(message.number)
+            if pending is not None:
+                answer = Answered(self, message, body, pending.what)
+                pending.sink.settle(pending.index, answer)
+                self._pending.pop(message.number, None)
+            elif message.held:
+                self.taken(message.number)  # nobody waits any more
+        elif isinstance(message, m.Ready):
+            self.ready = message
+            self.on_ready()
+        elif isinstance(message, m.Fault):
+            self.on_fault(self, message, body)
+
+    # ------------------------------------------------------------------------------------------ end
+    def end(self, why: str) -> None:
+        """We find that it must not go on: it is ended, and its calls fail with this cause."""
+        self._why = self._why or why
+        if self.process is not None:
+            self.process.kill()
+        self.link.close()
+
+    def _lost(self, link: Link, error: TransportError) -> None:
+        """Why is known once the process has ended; that is waited for a moment."""
+        self._link_lost = time.monotonic()
+        if self.process is None:
+            self.finish(Cause(text=self._why or "its link was closed"))
+            return
+        if self.process.ended.done():
+            self.finish(self.process.ended.result())
+            return
+        if str(error) and not isinstance(error, PeerLost):
+            self._why = self._why or str(error)
+        self._wheel.sooner(self._link_lost + _GRACE)
+
+    def _process_ended(self, cause: Cause) -> None:
+        self.link.close()
+        self.finish(cause)
+
+    def check_grace(self, now: float) -> float:
+        """Ends a process whose link is gone and that lives on; when to look again."""
+        if not self._link_lost or self.crash is not None:
+            return float("inf")
+        if now >= self._link_lost + _GRACE:
+            if self.process is not None:
+                self.process.kill()
+            self.finish(Cause(text=self._why or "its link was closed"))
+        return self._link_lost + _GRACE
+
+    def finish(self, cause: Cause) -> None:
+        """All that waits for this process fails. Idempotent."""
+        text = self._why or str(cause)
+        with self._lock:
+            if self.crash is not None:
+                return
+            self.crash = crash = ActorCrashed(
+                f"{self.name} on {self.host} {text}",
+                rank=self.rank,
+                host=self.host,
+                cause=text,
+                logs=cause.logs,
+            )
+            pending, self._pending = tuple(self._pending.values()), {}
+        for call in pending:
+            call.sink.settle(call.index, Failed(self._again(crash, call.what)))
+        self.on_ended(self, crash)
+
+    def _again(self, crash: ActorCrashed, what: str) -> ActorCrashed:
+        """Each call raises an exception of its own."""
+        return ActorCrashed(
+            f"{what}: {crash.args[0]}",
+            rank=crash.rank,
+            host=crash.host,
+            cause=crash.cause,
+            logs=crash.logs,
+        )

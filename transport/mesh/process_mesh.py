@@ -1,0 +1,106 @@
+"""Processes with named dimensions, in which actors are spawned.
+
+May import processes and actor_mesh.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transport.config import Settings
+from transport.errors import InvalidUse
+from transport.mesh.actor import endpoints
+from transport.mesh.actor_mesh import ActorMesh
+from transport.mesh.process import Start
+from transport.mesh.processes import Processes
+from transport.mesh.shape import Shape
+from transport.types import Closing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from transport.mesh.actor import Actor
+    from transport.mesh.process import Host
+
+
+class ProcessMesh(Closing):
+    """Processes that this one owns. They end with it, and with `stop` or the end of `with`."""
+
+    def __init__(self, processes: Processes, shape: Shape) -> None:
+        self._processes = processes
+        self._shape = shape
+
+    @classmethod
+    def start(
+        cls,
+        host: Host,
+        sizes: Mapping[str, int],
+        *,
+        name: str = "mesh",
+        settings: Settings | None = None,
+    ) -> ProcessMesh:
+        """Starts as many processes as the sizes say; returns when all serve.
+
+        Raises Unavailable, or ActorCrashed for a process that ended instead.
+        """
+        shape = Shape(sizes)
+        processes = Processes(host, name, shape, settings or Settings.from_env())
+        processes.start([Start(rank, name) for rank in shape.ranks])
+        return cls(processes, shape)
+
+    def spawn(self, name: str, actor: type[Actor], /, *args: Any, **kwargs: Any) -> ActorMesh:
+        """One actor in each process; returns when all are made. Raises what making one raised
+        (ActorError) or ActorCrashed."""
+        if not name:
+            raise InvalidUse("actors have a name, for errors and logs")
+        methods = frozenset(endpoints(actor))
+        number, made = self._processes.spawn(self._shape, name, actor, args, kwargs)
+        made.get()
+        return ActorMesh(self._processes, self._shape, number, name, methods)
+
+    @property
+    def name(self) -> str:
+        return self._processes.name
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of each dimension, by name."""
+        return dict(self._shape.sizes)
+
+    def size(self, *names: str) -> int:
+        """How many processes along these dimensions; all of them without a name."""
+        return self._shape.size(*names)
+
+    def __len__(self) -> int:
+        return len(self._shape)
+
+    def slice(self, **picks: int | slice) -> ProcessMesh:
+        """Some of the processes: a number drops its dimension, a slice keeps it."""
+        return ProcessMesh(self._processes, self._shape.slice(**picks))
+
+    def flatten(self, name: str) -> ProcessMesh:
+        """The same processes in one dimension, in row-major order."""
+        return ProcessMesh(self._processes, self._shape.flatten(name))
+
+    def rename(self, **names: str) -> ProcessMesh:
+        """`rename(old="new")`."""
+        return ProcessMesh(self._processes, self._shape.rename(**names))
+
+    def split(self, name: str, **sizes: int) -> ProcessMesh:
+        """`split("rank", replica=2, shard=4)`: one dimension becomes several."""
+        return ProcessMesh(self._processes, self._shape.split(name, **sizes))
+
+    @property
+    def stopped(self) -> bool:
+        return self._processes.stopped
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Actors clean up and all processes of the mesh end, those of other views too; one that
+        has not after `timeout` seconds is killed. Idempotent."""
+        self._processes.stop(timeout)
+
+    close = stop
+
+    def __repr__(self) -> str:
+        state = " (stopped)" if self.stopped else ""
+        return f"<ProcessMesh {self.name}: {self._shape.describe()}{state}>"

@@ -1,0 +1,247 @@
+"""An actor in its process: its thread, what waits for it, and its answers.
+
+May import actor, context, failure, messages, payload, wheel.
+
+The thread of a sync actor drives the wheel while it has nothing to do, so a call that comes is run
+by the thread that read it. That of an async actor runs an event loop.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import ActorCrashed, InvalidUse, PeerLost
+from transport.mesh import context, failure, payload
+from transport.mesh import messages as m
+from transport.mesh.actor import Actor, EndpointMethod, endpoints
+from transport.mesh.shape import Point
+from transport.mesh.wheel import Gate
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from transport.mesh.link import Body, Link
+    from transport.mesh.serve import Server
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Job:
+    """A call that came."""
+
+    link: Link
+    message: m.Call
+    body: Body
+    came: float
+
+
+class Stage:
+    """Made by a Spawn message; answers it once the actor is made."""
+
+    def __init__(self, server: Server, link: Link, spawn: m.Spawn, body: Body) -> None:
+        self.owner = link
+        self._server = server
+        self._spawn = spawn
+        self._body: Body = body
+        self._jobs: collections.deque[Job | None] = collections.deque()  # None: end
+        self._gate = Gate(server.wheel)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._begun = False
+        self._instance: Actor | None = None
+        self._endpoints: dict[str, EndpointMethod[Any, Any, Any]] = {}
+        self._crash: ActorCrashed | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.over = threading.Event()
+        self.point = Point(spawn.rank, dict(spawn.sizes))
+        threading.Thread(target=self._run, name=f"actor {spawn.name}", daemon=True).start()
+
+    def put(self, job: Job | None) -> None:
+        """From the driving thread."""
+        self._jobs.append(job)
+        if self._loop is None:
+            self._gate.set()
+        else:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._take_async)
+
+    # ------------------------------------------------------------------------------------ the actor
+    def _run(self) -> None:
+        try:
+            if self._make():
+                if any(each.is_async for each in self._endpoints.values()):
+                    self._run_async()
+                else:
+                    self._run_sync()
+        except SystemExit as error:
+            self._server.exit(error.code)
+        finally:
+            self.over.set()
+
+    def _make(self) -> bool:
+        name, number = self._spawn.name, self._spawn.number
+        context.enter(context.ActorContext(name, self.point, self._spawn.actor))
+        try:
+            value = payload.decode(payload.Payload(self._body, self._spawn.held), _CONTEXT)
+            actor, arguments, keywords = value
+            self._endpoints = endpoints(actor)
+            self._instance = actor(*arguments, **keywords)
+        except Exception as error:
+            self._server.forget(self._spawn.actor)
+            self._fail(self.owner, number, error)
+            self._refuse_all(ActorCrashed(f"{name} could not be made", cause=str(error)))
+            return False
+        finally:
+            self._body = b""
+        context.enter(context.ActorContext(name, self.point, self._spawn.actor, self._instance))
+        self._answer(self.owner, number, None)
+        return True
+
+    # ----------------------------------------------------------------------------------------- sync
+    def _run_sync(self) -> None:
+        while True:
+            job = self._next()
+            if job is None:
+                break
+            self._perform(job)
+        self._clean_up(None)
+
+    def _next(self) -> Job | None:
+        while not self._jobs:
+            self._gate.open = False
+            if not self._jobs:
+                self._server.wheel.wait(self._gate, float("inf"))
+        return self._jobs.popleft()
+
+    def _perform(self, job: Job) -> None:
+        try:
+            method, arguments, keywords = self._prepare(job)
+            result = method(self._instance, *arguments, **keywords)
+        except Exception as error:
+            self._failed(job, error)
+        else:
+            self._answer(job.link, job.message.number, result)
+
+    def _prepare(self, job: Job) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        if self._crash is not None:
+            raise self._crash
+        call = job.message
+        found = self._endpoints.get(call.method)
+        if found is None:
+            raise InvalidUse(f"{type(self._instance).__name__} has no endpoint {call.method!r}")
+        until = payload.Context(deadline=job.came + call.left)
+        arguments, keywords = payload.decode(payload.Payload(job.body, call.held), until)
+        job.body = b""
+        return found.function, arguments, keywords
+
+    # ---------------------------------------------------------------------------------------- async
+    def _run_async(self) -> None:
+        import asyncio
+
+        asyncio.run(self._serve_async())
+
+    async def _serve_async(self) -> None:
+        import asyncio
+
+        self._ended = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._take_async()  # what came before there was a loop
+        await self._ended.wait()
+        for task in tuple(self._tasks):
+            task.cancel()
+        cleaned = self._clean_up(None)
+        if cleaned is not None:
+            await cleaned
+
+    def _take_async(self) -> None:
+        assert self._loop is not None
+        while self._jobs:
+            job = self._jobs.popleft()
+            if job is None:
+                self._ended.set()
+                return
+            if self._is_async(job):
+                task = self._loop.create_task(self._perform_async(job))
+                self._tasks.add(task)
+                task.add_done_callback(self._task_done)
+            else:
+                self._loop.call_soon(self._perform, job)
+
+    def _is_async(self, job: Job) -> bool:
+        found = self._endpoints.get(job.message.method)
+        return found is not None and found.is_async
+
+    async def _perform_async(self, job: Job) -> None:
+        try:
+            method, arguments, keywords = self._prepare(job)
+            result = await method(self._instance, *arguments, **keywords)
+        except Exception as error:
+            self._failed(job, error)
+        else:
+            self._answer(job.link, job.message.number, result)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+
+    # ------------------------------------------------------------------------------------ answering
+    def _answer(self, link: Link, number: int, result: Any) -> None:
+        if not number:
+            return
+        try:
+            encoded = payload.encode(result, _CONTEXT)
+            if encoded.held and encoded.release is not None:
+                self._server.hold(link, number, encoded.release)
+            link.send(m.Answer(number, True, encoded.held), encoded.data)
+        except PeerLost:
+            self._server.release(link, number)
+        except Exception as error:
+            self._server.release(link, number)
+            self._fail(link, number, error)
+
+    def _failed(self, job: Job, error: Exception) -> None:
+        call = job.message
+        if call.number:
+            self._fail(job.link, call.number, error)
+            return
+        name = f"{self._spawn.name}.{call.method}"
+        self._crash = ActorCrashed(
+            f"{name} raised {type(error).__name__} in a broadcast: {error}",
+            rank=self._spawn.rank,
+            cause=f"raised {type(error).__name__} in a broadcast",
+        )
+        with contextlib.suppress(PeerLost):
+            self.owner.send(m.Fault(self._spawn.actor, call.method), failure.pack(error, skip=1))
+
+    def _fail(self, link: Link, number: int, error: Exception) -> None:
+        with contextlib.suppress(PeerLost):
+            packed = failure.pack(error, skip=1, own=error is self._crash)
+            link.send(m.Answer(number, False), packed)
+
+    def _refuse_all(self, error: ActorCrashed) -> None:
+        while self._jobs:
+            job = self._jobs.popleft()
+            if job is not None and job.message.number:
+                self._fail(job.link, job.message.number, error)
+
+    def _clean_up(self, error: BaseException | None) -> Any:
+        """A coroutine where the actor's `__cleanup__` is one."""
+        assert self._instance is not None
+        try:
+            return self._instance.__cleanup__(error)
+        except Exception:
+            logger.exception("%s.__cleanup__ failed", self._spawn.name)
+        return None
+
+
+_CONTEXT = payload.Context("the caller")
+
+
+def job(link: Link, message: m.Call, body: Body) -> Job:
+    return Job(link, message, body, time.monotonic())
