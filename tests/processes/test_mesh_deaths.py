@@ -7,9 +7,11 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import mesh_actors
 import pytest
+from patience import until
 
 import transport
 from transport import ActorCrashed, ActorError, Settings
@@ -91,10 +93,16 @@ def test_a_process_that_is_silent_is_lost():
         probes = mesh.spawn("probe", mesh_actors.Probe)
         pid = pid_of(probes, 0)
         os.kill(pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
+        until(lambda: stopped(pid))
         with pytest.raises(ActorCrashed, match="silent"):
             probes.slice(rank=0).add.call_one(1).get(60)
         assert probes.slice(rank=1).add.call_one(1).get(60) == 1
+
+
+def stopped(pid):
+    """Whether every thread of it is (proc_pid_stat(5))."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return {(task / "stat").read_text().rpartition(")")[2].split()[0] for task in threads} == {"T"}
 
 
 def test_an_exception_in_a_broadcast_breaks_that_actor_only(mesh, probes):

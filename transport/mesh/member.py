@@ -112,7 +112,7 @@ class Member:
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self._lock = threading.Lock()
-        self._link_lost = 0.0  # when
+        self._link_lost = 0.0  # when it was, or the process was given up
         self._why = ""
         self.link = Link(sock, wheel, self._received, self._lost)
 
@@ -187,13 +187,16 @@ class Member:
     def end(self, why: str) -> None:
         """We find that it must not go on: it is ended, and its calls fail with this cause."""
         self._why = self._why or why
-        if self.process is not None:
-            self.process.kill()
-        self.link.close()
+        if self.process is None:
+            self.link.close()
+            return
+        self.process.kill()  # before its link is closed, which would make it end by itself
+        self._link_lost = self._link_lost or time.monotonic()
+        self._wheel.sooner(self._link_lost + _GRACE)
 
     def _lost(self, link: Link, error: TransportError) -> None:
         """Why is known once the process has ended; that is waited for a moment."""
-        self._link_lost = time.monotonic()
+        self._link_lost = self._link_lost or time.monotonic()
         if self.process is None:
             self.finish(Cause(text=self._why or "its link was closed"))
             return
@@ -215,6 +218,7 @@ class Member:
         if now >= self._link_lost + _GRACE:
             if self.process is not None:
                 self.process.kill()
+            self.link.close()
             self.finish(Cause(text=self._why or "its link was closed"))
         return self._link_lost + _GRACE
 
