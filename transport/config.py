@@ -114,6 +114,16 @@ class Settings:
         kinds.size(1 << 16, 1 << 40),
         "memory of one Execution that converts dtypes, for elements on their way",
     )
+    mesh_inline: int = _setting(
+        64 << 10,
+        kinds.size(0, 1 << 24),
+        "tensors up to this size travel in the message of their call, larger ones by the engine",
+    )
+    mesh_lease: float = _setting(
+        60.0,
+        kinds.SECONDS,
+        "a RemoteTensor that is on its way for this long, and that nobody has, is taken back",
+    )
     huge_pages: str = _setting(
         "transparent",
         kinds.choice("transparent", "reserved", "none"),

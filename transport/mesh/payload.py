@@ -1,6 +1,10 @@
-"""Values on their way between two processes. May import types and errors; no torch, no numpy.
+"""Values on their way between two processes. May import cut, remote_tensor, tensors and types.
 
-A value is pickled (protocol 5, functions and classes by value where their module is `__main__`).
+A value is pickled (protocol 5, functions and classes by value where their module is `__main__`),
+but for the memories of its tensors and arrays. Small ones follow the pickle. Of large ones there
+are handles: the receiver's engine reads all of them, in one transfer, into new memory. No engine is
+made, and neither torch nor numpy imported, for a value that needs none.
+
 Only processes that have proven themselves get here: what they send is unpickled.
 """
 
@@ -10,18 +14,33 @@ import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
+import msgspec
+
+from transport.errors import InvalidUse, PeerRefused
+from transport.mesh.cut import Manner, cut
+from transport.types import UNDECODABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_PICKLE = b"\x80"  # how pickles of protocol 2 and later begin, and no array of msgpack
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Between whom, and until when. `peer` is a name for errors, `deadline` of time.monotonic."""
+    """Between whom, and until when. `peer` is a name for errors, `deadline` of time.monotonic.
+
+    `receivers` is how many processes will decode what is encoded. With `keep="remote"` tensors stay
+    here and the receiver gets a RemoteTensor of each. `copy` is for values that their owner may go
+    on to change before the receiver is heard of: all large tensors are copied first. Otherwise
+    those are that lie in private memory, which reading from there would take longer.
+    """
 
     peer: str = ""
     deadline: float = float("inf")
+    receivers: int = 1
+    keep: str = ""
+    copy: bool = False
 
 
 @dataclass(slots=True)
@@ -36,11 +55,57 @@ class Payload:
     release: Callable[[], None] | None = None
 
 
+class Ticket(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Of what stays where it is, until the last one who has it lets go."""
+
+    token: bytes
+    door: bytes  # the handle of the owner's region that notices go to
+
+
+class Memory(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """One memory that a value needs, as it travels."""
+
+    kind: str  # "storage", "buffer", "readonly", "gpu" (GpuArray) or "remote"
+    low: int = 0  # where in its storage it begins
+    data: bytes | None = None  # itself, if it is small
+    handle: bytes = b""  # of where it is, otherwise
+    device: str = "cpu"
+    ticket: Ticket | None = None
+
+
+class Wire(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """A value that needs memories."""
+
+    body: bytes
+    memories: list[Memory]
+
+
 def encode(value: Any, context: Context) -> Payload:
-    """Raises what pickling it raises."""
-    return Payload(cloudpickle.dumps(value, 5))
+    """Raises what pickling it raises, and InvalidUse for tensors that cannot travel."""
+    if context.keep not in ("", "remote"):
+        raise InvalidUse(f'keep is "remote" or not given, not {context.keep!r}')
+    body, pieces = cut(value, Manner(context.keep == "remote", context.receivers))
+    if not pieces:
+        return Payload(body)
+    from transport.mesh.sending import Sending
+
+    sending = Sending(pieces, context)
+    data = msgspec.msgpack.encode(Wire(body, sending.memories))
+    return Payload(data, sending.grant is not None, sending.close)
 
 
 def decode(payload: Payload, context: Context) -> Any:
-    """The value; blocks while something is pulled, up to the context's deadline."""
-    return pickle.loads(payload.data)
+    """The value; blocks while something is pulled, up to the context's deadline.
+
+    Raises what the engine's reads raise (PeerLost, StaleRegion, DeadlineExceeded), PeerRefused for
+    what was never encoded, and what unpickling raises.
+    """
+    if payload.data[:1] == _PICKLE:
+        return pickle.loads(payload.data)
+    try:
+        wire = msgspec.msgpack.decode(payload.data, type=Wire)
+    except UNDECODABLE as error:
+        raise PeerRefused(f"what {context.peer or 'the peer'} sent is no value: {error}") from None
+    from transport.mesh.receiving import receive
+
+    return receive(wire.body, wire.memories, context.deadline)

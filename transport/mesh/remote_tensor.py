@@ -1,0 +1,121 @@
+"""A tensor that stayed where it was made: what a call with keep="remote" gives.
+
+May import tensors, memory, errors and types; torch and numpy only to make what `fetch` gives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import InvalidUse
+from transport.types import check_timeout, format_bytes
+
+if TYPE_CHECKING:
+    from transport.memory.remote import Index, RemoteRegion
+    from transport.mesh.tensors import Hold, Ticket
+
+
+class RemoteTensor:
+    """A tensor or array in another process, which keeps it for as long as this exists anywhere.
+
+    It may be passed on in calls, or pickled: whoever gets it fetches from the owner itself. Nothing
+    was copied: what the owner writes to its tensor later is what a later `fetch` gives. Once the
+    owner has ended `fetch` raises PeerLost.
+    """
+
+    __slots__ = ("__weakref__", "_device", "_handle", "_hold", "_kind")
+
+    def __init__(self, handle: RemoteRegion, hold: Hold, kind: str, device: str) -> None:
+        self._handle = handle
+        self._hold = hold
+        self._kind = kind  # "torch", "numpy" or "gpu" (GpuArray): what fetch makes
+        self._device = device
+
+    # --------------------------------------------------------------------------------------- facts
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._handle.shape
+
+    @property
+    def dtype(self) -> str | None:
+        """ "float32", "bfloat16" and so on; None for an array whose elements have no name."""
+        return self._handle.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Of the elements, without gaps."""
+        return self._handle.nbytes
+
+    @property
+    def device(self) -> str:
+        """Where the owner has it: "cpu", "cuda:0"."""
+        return self._device
+
+    @property
+    def owner(self) -> bytes:
+        """The incarnation of the owner's engine: 16 random bytes that name one life of it."""
+        return self._handle.incarnation
+
+    @property
+    def handle(self) -> RemoteRegion:
+        """For transfers of your own. It is valid while this RemoteTensor is."""
+        return self._handle
+
+    def __len__(self) -> int:
+        return len(self._handle)
+
+    def __getitem__(self, index: Index) -> RemoteTensor:
+        """A part, by the rules of basic indexing; a bound outside raises OutOfRange."""
+        return RemoteTensor(self._handle[index], self._hold, self._kind, self._device)
+
+    # --------------------------------------------------------------------------------------- bytes
+    def fetch(self, into: Any = None, timeout: float | None = None) -> Any:
+        """A copy of it: a new tensor (or array), or `into`, which must have its shape and dtype.
+
+        A new one is on the device that the owner has it on. Raises PeerLost when the owner is
+        gone, DeadlineExceeded after `timeout` seconds (default: the setting deadline), StaleRegion
+        when the lease has expired on the way here, InvalidUse for an `into` that does not fit.
+        """
+        from transport.mesh.tensors import here
+
+        limit, tensors = check_timeout(timeout), here()
+        target = self._new(tensors.engine) if into is None else into
+        tensors.engine.read(self._handle, target, deadline=limit).wait()
+        return target
+
+    def _new(self, engine: Any) -> Any:
+        shape, name = self.shape, self.dtype
+        if self._kind == "numpy" or name is None:
+            return engine.empty(shape, name or "uint8", access="read")
+        if self._kind == "gpu":
+            return engine.empty(shape, name, device=self._device)
+        import torch
+
+        dtype = getattr(torch, name)
+        if self._device == "cpu":
+            return engine.empty(shape, dtype, access="read")
+        return torch.empty(shape, dtype=dtype, device=self._device)
+
+    # -------------------------------------------------------------------------------------- travels
+    def pass_on(self, copies: int = 1) -> tuple[Any, ...]:
+        """What another process makes it of; the owner knows that so many have it coming."""
+        from transport.mesh.tensors import here
+
+        here().pass_on(self._hold.ticket, copies)
+        return self._handle, self._hold.ticket, self._kind, self._device
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return arrive, self.pass_on()
+
+    def __repr__(self) -> str:
+        what = f"{self.dtype or 'bytes'}{list(self.shape)}"
+        return f"<RemoteTensor {what} {format_bytes(self.nbytes)} on {self._device}>"
+
+
+def arrive(handle: RemoteRegion, ticket: Ticket, kind: str, device: str) -> RemoteTensor:
+    """What was passed on, in the process that got it. Raises InvalidUse."""
+    from transport.mesh.tensors import here
+
+    if ticket.door.incarnation != handle.incarnation:
+        raise InvalidUse("this is no remote tensor: its memory and its lease have two owners")
+    return RemoteTensor(handle, here().take([ticket])[0], kind, device)

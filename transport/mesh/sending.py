@@ -1,0 +1,161 @@
+"""Where a receiver finds the memories of a value: in the message, or by handles.
+
+May import payload's and cut's types, tensors, memory, config, errors and types; torch and numpy
+only where a memory is of theirs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from dataclasses import dataclass
+from pickle import PickleBuffer
+from typing import TYPE_CHECKING, Any
+
+from transport.config import Settings
+from transport.errors import InvalidUse, NativeError
+from transport.mesh.payload import Memory, Ticket
+from transport.types import Access, Closing
+
+if TYPE_CHECKING:
+    from transport.engine.grant import Grant
+    from transport.mesh.cut import Piece
+    from transport.mesh.payload import Context
+    from transport.mesh.tensors import Tensors
+
+
+@functools.cache
+def inline_bytes() -> int:
+    """Up to this size a memory is copied into the message."""
+    return Settings.from_env().mesh_inline
+
+
+@dataclass(slots=True)
+class _Large:
+    """A memory that is read from here."""
+
+    number: int
+    kind: str
+    low: int
+    thing: Any  # a tensor or array of its bytes
+    device: str
+
+
+class Sending(Closing):
+    """The memories of one value. What they refer to is there until it is closed."""
+
+    def __init__(self, pieces: list[Piece], context: Context) -> None:
+        self.grant: Grant | None = None
+        self._context = context
+        found: list[Memory | None] = [None] * len(pieces)
+        large: list[_Large] = []
+        for number, piece in enumerate(pieces):
+            described = self._small(number, piece)
+            if isinstance(described, _Large):
+                large.append(described)
+            else:
+                found[number] = described
+        if large:
+            self._lend(large, found)
+        self.memories: list[Memory] = [memory for memory in found if memory is not None]
+
+    def close(self) -> None:
+        """Takes the handles back. Idempotent."""
+        if self.grant is not None:
+            self.grant.close()
+
+    # --------------------------------------------------------------------------------------- small
+    def _small(self, number: int, piece: Piece) -> Memory | _Large:
+        if self._context.keep:
+            return _kept(piece, self._context.receivers)
+        if piece.whole:
+            return _Large(number, "gpu", 0, piece.owner, str(piece.owner.device))
+        if isinstance(piece.owner, PickleBuffer):
+            return self._buffer(number, piece.owner.raw())
+        size, storage = piece.high - piece.low, piece.owner
+        where = str(storage.device)
+        if size <= inline_bytes() and where == "cpu":
+            data = ctypes.string_at(storage.data_ptr() + piece.low, size) if size else b""
+            return Memory("storage", piece.low, data)
+        return _Large(number, "storage", piece.low, _part(storage, piece.low, size), where)
+
+    def _buffer(self, number: int, raw: memoryview) -> Memory | _Large:
+        kind = "readonly" if raw.readonly else "buffer"
+        if raw.nbytes <= inline_bytes():
+            return Memory(kind, 0, raw.tobytes())
+        import numpy
+
+        return _Large(number, kind, 0, numpy.frombuffer(raw, numpy.uint8), "cpu")
+
+    # --------------------------------------------------------------------------------------- large
+    def _lend(self, large: list[_Large], found: list[Memory | None]) -> None:
+        from transport.mesh.tensors import here
+
+        tensors = here()
+        _finish_streams(large)
+        self._copy(tensors, [it for it in large if self._is_copied(tensors, it)])
+        self.grant = tensors.lend([it.thing for it in large])
+        for it, handle in zip(large, self.grant.handles):
+            data = handle.to_bytes()
+            found[it.number] = Memory(it.kind, it.low, None, data, it.device)
+
+    def _is_copied(self, tensors: Tensors, it: _Large) -> bool:
+        if self._context.copy:
+            return True
+        return it.device == "cpu" and tensors.access_of(it.thing) is not Access.READ
+
+    def _copy(self, tensors: Tensors, chosen: list[_Large]) -> None:
+        for it in chosen:
+            if it.device != "cpu":
+                it.thing = _copy_on_gpu(tensors, it.thing)
+        host = [it for it in chosen if it.device == "cpu"]
+        try:
+            copies = tensors.copies([it.thing for it in host])
+        except NativeError:  # memory is short
+            if self._context.copy:
+                raise
+            return
+        for it, copy in zip(host, copies):
+            it.thing = copy
+
+
+def _kept(piece: Piece, copies: int) -> Memory:
+    if not piece.whole:
+        what = type(piece.owner).__name__
+        raise InvalidUse(
+            f'keep="remote" is for tensors and arrays in lists, dicts and the like, not for what a'
+            f" {what} is in"
+        )
+    from transport.mesh.tensors import here
+
+    handle, ticket = here().lease(piece.owner, copies)
+    where = str(getattr(piece.owner, "device", "cpu"))
+    passed = Ticket(ticket.token, ticket.door.to_bytes())
+    return Memory("remote", 0, None, handle.to_bytes(), where, passed)
+
+
+def _part(storage: Any, low: int, size: int) -> Any:
+    """A tensor of these bytes of a storage."""
+    torch: Any = sys.modules["torch"]
+    empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return empty.set_(storage, low, (size,), (1,))
+
+
+def _finish_streams(large: list[_Large]) -> None:
+    """Waits for what makes tensors on GPUs: a peer's read follows no stream of ours."""
+    torch = sys.modules.get("torch")
+    for device in {it.device for it in large if it.device != "cpu"}:
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.current_stream(device).synchronize()
+
+
+def _copy_on_gpu(tensors: Tensors, thing: Any) -> Any:
+    if hasattr(thing, "clone"):
+        made = thing.clone()
+        sys.modules["torch"].cuda.current_stream(made.device).synchronize()
+        return made
+    made = tensors.engine.empty(thing.shape, thing.dtype, device=str(thing.device))
+    with tensors.lend([thing]) as grant:
+        tensors.engine.read(grant.handles[0], made).wait()
+    return made
