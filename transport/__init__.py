@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from transport.mesh.future import Future as Future
     from transport.mesh.hosts.local import local as local
     from transport.mesh.process_mesh import ProcessMesh as ProcessMesh
+    from transport.mesh.remote_tensor import RemoteTensor as RemoteTensor
     from transport.mesh.shape import Point as Point
     from transport.mesh.stream import Stream as Stream
     from transport.mesh.values import ValueMesh as ValueMesh
@@ -128,6 +129,7 @@ _HOMES = {
     "Region": "memory.region",
     "RemoteAccessError": "errors",
     "RemoteRegion": "memory.remote",
+    "RemoteTensor": "mesh.remote_tensor",
     "Replicate": "sharding.placement",
     "Report": "sharding.run",
     "Settings": "config",
