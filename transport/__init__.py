@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from transport.mesh.context import current_rank as current_rank
     from transport.mesh.future import Future as Future
     from transport.mesh.hosts.local import local as local
+    from transport.mesh.own import this_proc as this_proc
     from transport.mesh.process_mesh import ProcessMesh as ProcessMesh
     from transport.mesh.remote_tensor import RemoteTensor as RemoteTensor
     from transport.mesh.shape import Point as Point
@@ -154,6 +155,7 @@ _HOMES = {
     "gpu_pool": "memory.mempool",
     "local": "mesh.hosts.local",
     "plan": "sharding.plan",
+    "this_proc": "mesh.own",
 }
 
 # Public names that are modules, with names of their own.

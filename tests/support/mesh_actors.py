@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from transport import Actor, current_rank, endpoint
+from transport import Actor, current_rank, endpoint, this_proc
 
 
 class Probe(Actor):
@@ -122,3 +122,37 @@ class Tidy(Actor):
 
     def __cleanup__(self, error):
         Path(f"{self.path}.{current_rank().rank}").write_text(repr(error))
+
+
+class Caller(Actor):
+    """Calls other actors, which it is given."""
+
+    @endpoint
+    def add(self, others, number):
+        return others.add.call(number).get(60).values()
+
+    @endpoint
+    async def add_async(self, others, number):
+        return (await others.add.call(number)).values()
+
+    @endpoint
+    def hear(self, other, numbers):
+        for number in numbers:
+            other.hear.broadcast(number)
+        return other.all_heard.call_one().get(60)
+
+    @endpoint
+    def give_back(self, others):
+        return others
+
+    @endpoint
+    def what_fails(self, other, method, deadline):
+        try:
+            getattr(other, method).options(deadline=deadline).call_one().get(60)
+        except Exception as error:
+            return type(error).__name__, str(error)
+
+    @endpoint
+    def beside(self):
+        probe = this_proc().spawn("beside", Probe, 5)
+        return probe.add.call_one(1).get(60), probe.where.call_one().get(60)[2] == os.getpid()

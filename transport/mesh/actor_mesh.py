@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from transport.mesh.call import Endpoint
+from transport.mesh.directory import team as find_team
+from transport.mesh.shape import Shape
 
 if TYPE_CHECKING:
-    from transport.mesh.shape import Shape
     from transport.mesh.team import Team
 
 
@@ -68,8 +69,27 @@ class ActorMesh:
     def _view(self, shape: Shape) -> ActorMesh:
         return ActorMesh(self._team, shape, self._actor, self._name, self._methods)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        team = self._team
+        doors = {rank: team.door(rank) for rank in self._shape.ranks}
+        shape = (self._shape.sizes, self._shape.ranks)
+        return _found, (team.id, team.name, doors, shape, self._actor, self._name, self._methods)
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._methods})
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self._name}: {self._shape.describe()}>"
+
+
+def _found(
+    mesh: bytes,
+    team_name: str,
+    doors: dict[int, str],
+    shape: tuple[dict[str, int], tuple[int, ...]],
+    actor: int,
+    name: str,
+    methods: frozenset[str],
+) -> ActorMesh:
+    """What travelled; calls from here go straight to the actors."""
+    return ActorMesh(find_team(mesh, team_name, doors), Shape(*shape), actor, name, methods)

@@ -84,6 +84,19 @@ class Answered:
             self._member.taken(self._answer.number)
 
 
+class Unreachable:
+    """The link of a process to which there is none."""
+
+    def begin(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def send(self, message: m.Message, body: Body = b"") -> None:
+        raise PeerLost("there is no link")
+
+
 class Member:
     """`ended` is told once, on whichever thread finds it out, after all waiting calls have failed;
     `fault` what an endpoint raised that nobody waits for."""
@@ -93,7 +106,7 @@ class Member:
         rank: int,
         host: str,
         name: str,
-        sock: socket.socket,
+        sock: socket.socket | Unreachable,
         wheel: Wheel,
         process: Process | None = None,
     ) -> None:
@@ -114,7 +127,9 @@ class Member:
         self._lock = threading.Lock()
         self._link_lost = 0.0  # when it was, or the process was given up
         self._why = ""
-        self.link = Link(sock, wheel, self._received, self._lost)
+        self.link: Link | Unreachable = (
+            sock if isinstance(sock, Unreachable) else Link(sock, wheel, self._received, self._lost)
+        )
 
     def begin(self) -> None:
         self.link.begin()
@@ -156,15 +171,27 @@ class Member:
         """Calls that are not answered."""
         return len(self._pending)
 
-    def overdue(self, now: float) -> tuple[Pending | None, float]:
-        """The first call past its deadline, if any; and when the next deadline is."""
-        nearest = float("inf")
-        first: Pending | None = None
-        for pending in tuple(self._pending.values()):
-            if pending.end <= now:
-                first = first or pending
-            nearest = min(nearest, pending.end)
-        return first, nearest
+    def check(self, now: float) -> float:
+        """Ends what is overdue; when to look again. A process that is ours and hangs is ended; of
+        others only the calls are."""
+        late = [(n, call) for n, call in tuple(self._pending.items()) if call.end <= now]
+        if late and self.process is not None:
+            self.end(f"hangs: {late[0][1].what} did not answer within its deadline")
+        elif late:
+            self._expire(late)
+        nearest = min((call.end for call in tuple(self._pending.values())), default=float("inf"))
+        if self._link_lost and self.crash is None:
+            return min(nearest if not late else float("inf"), self._check_grace(now))
+        return nearest
+
+    def _expire(self, late: list[tuple[int, Pending]]) -> None:
+        for number, call in late:
+            cause = "did not answer within its deadline"
+            error = ActorCrashed(
+                f"{call.what}: {self.name} {cause}", rank=self.rank, host=self.host, cause=cause
+            )
+            call.sink.settle(call.index, Failed(error))
+            self._pending.pop(number, None)
 
     # ------------------------------------------------------------------------------------ receiving
     def _received(self, link: Link, message: m.Message, body: Body) -> None:
@@ -186,6 +213,8 @@ class Member:
     # ------------------------------------------------------------------------------------------ end
     def end(self, why: str) -> None:
         """We find that it must not go on: it is ended, and its calls fail with this cause."""
+        if self._link_lost:
+            return  # it is ending
         self._why = self._why or why
         if self.process is None:
             self.link.close()
@@ -198,7 +227,7 @@ class Member:
         """Why is known once the process has ended; that is waited for a moment."""
         self._link_lost = self._link_lost or time.monotonic()
         if self.process is None:
-            self.finish(Cause(text=self._why or "its link was closed"))
+            self.finish(Cause(text=self._why or "closed its link"))
             return
         if self.process.ended.done():
             self.finish(self.process.ended.result())
@@ -211,15 +240,13 @@ class Member:
         self.link.close()
         self.finish(cause)
 
-    def check_grace(self, now: float) -> float:
-        """Ends a process whose link is gone and that lives on; when to look again."""
-        if not self._link_lost or self.crash is not None:
-            return float("inf")
+    def _check_grace(self, now: float) -> float:
+        """Gives up a process that lives on without a link, or after it was killed."""
         if now >= self._link_lost + _GRACE:
             if self.process is not None:
                 self.process.kill()
             self.link.close()
-            self.finish(Cause(text=self._why or "its link was closed"))
+            self.finish(Cause(text=self._why or "closed its link"))
         return self._link_lost + _GRACE
 
     def finish(self, cause: Cause) -> None:

@@ -102,6 +102,14 @@ class Forget(Struct, frozen=True, array_like=True, tag="forget"):
     actor: _Number
 
 
+class Moved(Struct, frozen=True, array_like=True, tag="moved"):
+    """Owner: this rank of a mesh is another process from now on, to be reached there."""
+
+    mesh: _Id
+    rank: _Rank
+    door: _Text
+
+
 class Ping(Struct, frozen=True, array_like=True, tag="ping"):
     number: _Number
 
@@ -115,7 +123,7 @@ class Stop(Struct, frozen=True, array_like=True, tag="stop"):
 
 
 Message: TypeAlias = (
-    Welcome | Ready | Spawn | Call | Answer | Taken | Fault | Forget | Ping | Pong | Stop
+    Welcome | Ready | Spawn | Call | Answer | Taken | Fault | Forget | Moved | Ping | Pong | Stop
 )
 
 _encode = msgspec.msgpack.Encoder().encode

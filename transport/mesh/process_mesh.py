@@ -101,6 +101,9 @@ class ProcessMesh(Closing):
 
     close = stop
 
+    def __reduce__(self) -> str:
+        raise TypeError("a ProcessMesh stays with its owner; pass the actors spawned on it")
+
     def __repr__(self) -> str:
         state = " (stopped)" if self.stopped else ""
         return f"<ProcessMesh {self.name}: {self._shape.describe()}{state}>"

@@ -13,8 +13,10 @@ from transport.errors import ActorCrashed, InvalidUse
 from transport.mesh import messages as m
 from transport.mesh import payload
 from transport.mesh import wheel as wheels
+from transport.mesh.directory import here
 from transport.mesh.future import Failed, Future
 from transport.mesh.member import Member, Pending
+from transport.mesh.watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,17 +54,24 @@ class Processes:
         self.shape = shape
         self.settings = settings
         self.id = secrets.token_bytes(16)
+        here().owned[self.id] = self
         self.spawned: dict[int, Spawned] = {}
         self.stopped = False
         self.on_crash: Callable[[Member, ActorCrashed], None] = lambda member, crash: None
         self._wheel = wheels.shared()
         self._members: list[Member] = []
-        self._next_ping = 0.0
-        self._wheel.attend(self._duty)
+        self._watch = Watch(lambda: tuple(self._members), settings, self._wheel)
 
     @property
     def deadline(self) -> float:
         return self.settings.call_deadline
+
+    def door(self, rank: int) -> str:
+        ready = self.member(rank).ready
+        return ready.door if ready is not None else ""
+
+    def check(self) -> None:
+        self._watch.check()
 
     def member(self, rank: int) -> Member:
         if self.stopped:
@@ -133,40 +142,6 @@ class Processes:
     def _fault(self, member: Member, fault: m.Fault, body: Body) -> None:
         pass
 
-    # ----------------------------------------------------------------------------------------- time
-    def _duty(self, now: float) -> float:
-        """Heartbeats and deadlines; when the next is due."""
-        if now >= self._next_ping:
-            self._next_ping = now + self.settings.heartbeat
-            self._ping(now)
-        nearest = self._next_ping
-        for member in tuple(self._members):
-            first, deadline = member.overdue(now)
-            if first is not None:
-                member.end(f"hangs: {first.what} did not answer within its deadline")
-                continue
-            nearest = min(nearest, deadline, member.check_grace(now))
-        return nearest
-
-    def _ping(self, now: float) -> None:
-        number = int(now * 1000)
-        for member in tuple(self._members):
-            if member.crash is not None:
-                continue
-            silent = now - member.heard
-            if silent > self.settings.heartbeat_timeout:
-                member.end(f"is silent: no heartbeat for {silent:.1f} s")
-            else:
-                member.tell(m.Ping(number))
-
-    def check(self) -> None:
-        self._wheel.sooner(0.0)
-        now = time.monotonic()
-        for member in tuple(self._members):
-            first, _ = member.overdue(now)
-            if first is not None:
-                member.end(f"hangs: {first.what} did not answer within its deadline")
-
     # ------------------------------------------------------------------------------------------ end
     def _ended(self, member: Member, crash: ActorCrashed) -> None:
         if not self.stopped and not member.stopping:
@@ -188,7 +163,7 @@ class Processes:
             member.link.close()
             if member.process is not None:
                 member.process.stop(max(end - time.monotonic(), 0.0))
-        self._wheel.dismiss(self._duty)
+        self._watch.close()
         self.host.close()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,12 @@ from transport.errors import InvalidUse, PeerLost, PeerRefused
 from transport.mesh import failure
 from transport.mesh import messages as m
 from transport.mesh import wheel as wheels
+from transport.mesh.directory import here
+from transport.mesh.door import Door
 from transport.mesh.link import Link
 from transport.mesh.stage import Stage, job
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from transport.errors import TransportError
@@ -40,15 +42,23 @@ class Server:
         self._stages: dict[int, Stage] = {}
         self._links: dict[Link, dict[int, Callable[[], None]]] = {}  # what their answers hold
         self._owner: Link | None = None
+        self.door = Door(self.wheel, self.adopt)
 
-    def adopt(self, sock: socket.socket, *, owner: bool = False) -> Link:
-        """Serves whoever is at the other end, who has proven to be allowed to. The process ends
-        with its owner's link."""
+    def adopt(self, sock: socket.socket, *, owner: bool = False, announce: bool = False) -> Link:
+        """Serves whoever is at the other end, who has proven to be allowed to.
+
+        The process ends with its owner's link. `announce`: say first that it serves.
+        """
         link = Link(sock, self.wheel, self._received, self._lost)
         self._links[link] = {}
         if owner:
             self._owner = link
+            if sock.family != socket.AF_UNIX:  # others may be on other hosts, too
+                self.door.open_tcp(sock.getsockname()[0])
         link.begin()
+        if announce:
+            with contextlib.suppress(PeerLost):
+                link.send(m.Ready(os.getpid(), self.door.text))
         return link
 
     def exit(self, code: Any) -> None:
@@ -92,8 +102,10 @@ class Server:
             stage = self._stages.pop(message.actor, None)
             if stage is not None:
                 stage.put(None)
+        elif isinstance(message, m.Moved):
+            here().moved(message.mesh, message.rank, message.door)
         elif isinstance(message, m.Stop):
-            threading.Thread(target=self._stop, name="stop", daemon=True).start()
+            threading.Thread(target=self._stop, args=(link,), name="stop", daemon=True).start()
         elif not isinstance(message, m.Welcome):
             raise PeerRefused(f"{type(message).__name__} is not said to a process of a mesh")
 
@@ -110,15 +122,18 @@ class Server:
         for release in held.values():
             self.wheel.later(release)
 
-    def _stop(self) -> None:
-        """Actors clean up, each in its own thread, then the process ends."""
-        stages = tuple(self._stages.values())
+    def _stop(self, link: Link) -> None:
+        """Actors clean up, each in its own thread; then the process ends, if its owner says so."""
+        stages = [s for s in tuple(self._stages.values()) if link in (s.owner, self._owner)]
         for stage in stages:
             stage.put(None)
         end = time.monotonic() + _CLEANUP
         for stage in stages:
             stage.over.wait(max(end - time.monotonic(), 0.0))
-        self.ended.set()
+        if link is self._owner:
+            self.ended.set()
+        else:
+            link.close()
 
 
 def serve(sock: socket.socket, place: Place) -> int:
@@ -126,9 +141,20 @@ def serve(sock: socket.socket, place: Place) -> int:
 
     Threads of actors may still run then: the caller ends the process (os._exit).
     """
-    server = Server()
-    link = server.adopt(sock, owner=True)
-    with contextlib.suppress(PeerLost):
-        link.send(m.Ready(os.getpid(), ""))
-    server.ended.wait()
-    return server.code
+    process = server()
+    process.adopt(sock, owner=True, announce=True)
+    process.ended.wait()
+    return process.code
+
+
+_server: tuple[int, Server] | None = None
+_making = threading.Lock()
+
+
+def server() -> Server:
+    """This process's, made when it is first asked for."""
+    global _server
+    with _making:
+        if _server is None or _server[0] != os.getpid():
+            _server = os.getpid(), Server()
+        return _server[1]

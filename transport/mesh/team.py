@@ -20,5 +20,17 @@ class Team(Protocol):
         """Whoever answers for this rank now; maybe one that crashed."""
         ...
 
+    @property
+    def id(self) -> bytes:
+        """Of the mesh."""
+        ...
+
+    @property
+    def name(self) -> str: ...
+
+    def door(self, rank: int) -> str:
+        """Where other processes reach this rank."""
+        ...
+
     def check(self) -> None:
         """Settles what is overdue."""
