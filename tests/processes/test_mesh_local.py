@@ -102,6 +102,21 @@ def test_a_killed_process_is_known_by_its_signal():
         assert not processes[0].ended.done()
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_that_die_while_they_begin_harm_nobody(method: str):
+    host = LocalHost(method=method, logs="discard")
+    try:
+        for _ in range(10):
+            processes = host.start(starts(2))
+            for process in processes:
+                os.kill(process.pid, signal.SIGKILL)
+            for process in processes:
+                assert process.ended.result(PATIENCE) == Cause(signal=signal.SIGKILL)
+                process.stop(0)
+    finally:
+        host.close()
+
+
 def test_a_process_that_does_not_end_is_killed_at_its_deadline(probe):
     never = probe("import atexit\ndef stay():\n    while True: pass\natexit.register(stay)\n")
     with running(preload=[never]) as (_, (process,)):

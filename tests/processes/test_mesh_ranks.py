@@ -20,9 +20,8 @@ from patience import until
 from transport import PeerRefused, Unavailable
 from transport.control.address import TcpAddress
 from transport.control.secret import Secret
-from transport.mesh.hosts.agent import Agent
+from transport.mesh.hosts.agent import Agent, serve
 from transport.mesh.hosts.fleet import Fleet
-from transport.mesh.hosts.ranks import serve
 from transport.mesh.process import Cause, Start
 
 if TYPE_CHECKING:
@@ -162,7 +161,7 @@ class World:
 
     def join(self, index: int) -> None:
         agent = Agent([self.address], Secret(SECRET.encode()), "the job", index)
-        thread = threading.Thread(target=serve, args=(agent, 1, PATIENCE, {}))
+        thread = threading.Thread(target=serve, args=(agent, PATIENCE, {}))
         thread.start()
         self.agents.append((agent, thread))
 

@@ -8,28 +8,31 @@ When the fleet is gone all of its processes end.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import platform
 import threading
 from typing import TYPE_CHECKING
 
 from transport.control.messages import LENGTH, MAX_FRAME
-from transport.errors import PeerLost, TransportError
+from transport.errors import PeerError, PeerLost, TransportError
 from transport.mesh.hosts import orders
 from transport.mesh.hosts.introduction import join, party
+from transport.mesh.hosts.local import LocalHost
 from transport.mesh.process import Start
 
 if TYPE_CHECKING:
     import concurrent.futures
     import socket
     from collections.abc import Sequence
+    from typing import Any
 
     from transport.control.address import Address
     from transport.control.secret import Secret
-    from transport.mesh.hosts.local import LocalHost
     from transport.mesh.hosts.nursery import Child
     from transport.mesh.process import Cause
 
+_log = logging.getLogger(__name__)
 _LINK_TIMEOUT = 30.0
 
 
@@ -114,3 +117,16 @@ class Agent:
                 raise PeerLost("the mesh's owner is gone")
             data += part
         return data
+
+
+def serve(agent: Agent, timeout: float, options: dict[str, Any]) -> int:
+    """With a local host of these options. An exit status: 0 when the fleet was closed."""
+    host = LocalHost(logs=agent.say, **options)
+    try:
+        agent.run(host, timeout)
+    except PeerError as error:
+        _log.error("%s", error)
+        return 1
+    finally:
+        host.close()
+    return 0

@@ -97,6 +97,8 @@ class Stream:
 
     def read(self) -> bool:
         """Whether there may be more."""
+        if not self._open:  # closed after it was found to be readable
+            return False
         try:
             data = os.read(self.fd, _READ)
         except BlockingIOError:
@@ -114,7 +116,7 @@ class Stream:
     def finish(self) -> None:
         """The process has ended: what is still in the pipe, and no more."""
         for _ in range(_LAST // _READ):
-            if not (self._open and self.read()):
+            if not self.read():
                 break
         self.close()
 

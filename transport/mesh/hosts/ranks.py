@@ -7,7 +7,6 @@ it is the same job and the same secret is proven when an agent joins.
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import sys
@@ -17,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from transport.config import Settings
 from transport.control.address import TcpAddress, parse
 from transport.control.secret import Source, resolve
-from transport.errors import InvalidUse, PeerError, Unavailable
-from transport.mesh.hosts.agent import Agent
+from transport.errors import InvalidUse, Unavailable
+from transport.mesh.hosts.agent import Agent, serve
 from transport.mesh.hosts.fleet import Fleet
 from transport.mesh.hosts.launchers import Launched, ports_of, recognise
-from transport.mesh.hosts.local import LocalHost
 from transport.mesh.hosts.printer import sink_of
 
 if TYPE_CHECKING:
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
 
     from transport.mesh.hosts.printer import Sink
 
-_log = logging.getLogger(__name__)
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -53,10 +50,11 @@ def ranks_host(
     launched = recognise(os.environ)
     proof = resolve(secret, settings)
     width = per_process if per_process is not None else settings.mesh_processes
+    options["width"] = width
     addresses = addresses_of(launched, settings)
     if launched.index > 0:
         agent = Agent(addresses, proof, launched.job, launched.index)
-        sys.exit(serve(agent, width, timeout, options))
+        sys.exit(serve(agent, timeout, options))
     door = listen(addresses)
     fleet = Fleet(
         [door],
@@ -70,22 +68,9 @@ def ranks_host(
     mine = TcpAddress("127.0.0.1", door.getsockname()[1])
     first = Agent([mine], proof, launched.job, 0)
     threading.Thread(
-        target=serve, args=(first, width, timeout, options), name="mesh-agent", daemon=True
+        target=serve, args=(first, timeout, options), name="mesh-agent", daemon=True
     ).start()
     return fleet
-
-
-def serve(agent: Agent, width: int, timeout: float, options: dict[str, Any]) -> int:
-    """An exit status: 0 when the fleet said that all is over."""
-    host = LocalHost(width=width, logs=agent.say, **options)
-    try:
-        agent.run(host, timeout)
-    except PeerError as error:
-        _log.error("%s", error)
-        return 1
-    finally:
-        host.close()
-    return 0
 
 
 def addresses_of(launched: Launched, settings: Settings) -> Sequence[TcpAddress]:

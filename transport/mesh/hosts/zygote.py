@@ -107,6 +107,8 @@ class Zygote:
 
     # ------------------------------------------------------------------------------------- requests
     def _obey(self) -> None:
+        if self._end < math.inf:  # abandoned after this was found to be readable
+            return
         received = nest.receive(self._control, nest.REQUEST)
         if received is None:
             self._abandon()

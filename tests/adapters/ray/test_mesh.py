@@ -1,0 +1,38 @@
+"""A mesh on Ray: agents in a placement group, the mesh's processes below them."""
+
+from __future__ import annotations
+
+import pytest
+from mesh_hosts import exercise
+from patience import until
+
+from transport import Unavailable
+from transport.mesh.hosts.ray import RayHost
+
+SMALL = {"CPU": 0.1}
+
+
+def test_processes_start_die_and_are_replaced(cluster):
+    exercise(RayHost(2, per_agent=2, resources=SMALL), 4)
+
+
+def test_resources_are_given_back(cluster):
+    import ray
+
+    before = ray.available_resources()["CPU"]
+    host = RayHost(2, resources=SMALL)
+    until(lambda: ray.available_resources()["CPU"] == pytest.approx(before - 0.2))
+    host.close()
+    host.close()
+    until(lambda: ray.available_resources()["CPU"] == pytest.approx(before))
+
+
+def test_what_the_cluster_does_not_have_is_an_error(cluster):
+    with pytest.raises(Unavailable, match=r"Ray did not give 2 times .*1000"):
+        RayHost(2, resources={"CPU": 1000}, timeout=0.5)
+
+
+def test_output_reaches_the_driver(cluster, capsys):
+    host = RayHost(1, resources=SMALL, preload=["this"], method="spawn")
+    exercise(host, 1)
+    assert "actor[0] The Zen of Python, by Tim Peters" in capsys.readouterr().out
