@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from transport.mesh.call import Endpoint as Endpoint
     from transport.mesh.context import current_rank as current_rank
     from transport.mesh.future import Future as Future
+    from transport.mesh.hosts.choice import processes as processes
     from transport.mesh.hosts.local import local as local
     from transport.mesh.own import this_proc as this_proc
     from transport.mesh.process_mesh import ProcessMesh as ProcessMesh
@@ -154,6 +155,7 @@ _HOMES = {
     "endpoint": "mesh.actor",
     "gpu_pool": "memory.mempool",
     "local": "mesh.hosts.local",
+    "processes": "mesh.hosts.choice",
     "plan": "sharding.plan",
     "this_proc": "mesh.own",
 }

@@ -12,9 +12,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from mesh_hosts import count_on, exercise
 from patience import until
 from possessions import possessions
 
+import transport
 from transport import InvalidUse, Unavailable
 from transport.mesh.hosts.local import LocalHost
 from transport.mesh.process import Cause, Start
@@ -90,6 +92,20 @@ def test_processes_start_and_end_when_their_link_does(method: str):
             assert os.getpgid(process.pid) == process.pid
             process.socket.close()
             assert process.ended.result(PATIENCE) == Cause(code=0)
+
+
+def test_this_host_does_what_every_host_must():
+    exercise(LocalHost(), 3)
+    count_on("local")
+
+
+def test_a_host_that_is_not_there_is_named():
+    with pytest.raises(InvalidUse, match="local, ranks, ray, monarch"):
+        transport.processes(2, on="slurm")
+    with pytest.raises(InvalidUse, match="how many"):
+        transport.processes(on="local")
+    with pytest.raises(Unavailable, match="no launcher"):
+        transport.processes(on="ranks")
 
 
 def test_a_killed_process_is_known_by_its_signal():

@@ -6,7 +6,8 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-from transport.mesh.process import Cause, Start
+import transport
+from transport.mesh.process import Start
 
 if TYPE_CHECKING:
     from transport.mesh.process import Host
@@ -21,12 +22,30 @@ def exercise(host: Host, size: int) -> None:
         assert [process.rank for process in processes] == list(range(size))
         assert len({process.pid for process in processes}) == size
         os.kill(processes[-1].pid, signal.SIGKILL)
-        assert processes[-1].ended.result(PATIENCE) == Cause(signal=signal.SIGKILL)
+        assert processes[-1].ended.result(PATIENCE).signal == signal.SIGKILL
         assert not any(process.ended.done() for process in processes[:-1])
         (again,) = host.start([Start(size - 1, "actor")])
         assert again.rank == size - 1
         for process in (*processes, again):
             process.stop(PATIENCE)
-        assert processes[0].ended.result(0) == again.ended.result(0) == Cause(code=0)
+        assert again.ended.result(0).code == 0
     finally:
         host.close()
+
+
+class Counter(transport.Actor):
+    def __init__(self, start: int) -> None:
+        self.count = start
+
+    @transport.endpoint
+    def add(self, more: int) -> tuple[int, int]:
+        self.count += more
+        return transport.current_rank()["rank"], self.count
+
+
+def count_on(on: str, **options: object) -> None:
+    """The same program wherever the processes are."""
+    with transport.processes(2, on=on, host=options) as mesh:  # type: ignore[arg-type]
+        counters = mesh.spawn("counter", Counter, 3)
+        assert counters.add.call(4).get(PATIENCE).values() == [(0, 7), (1, 7)]
+        assert counters.slice(rank=1).add.call_one(1).get(PATIENCE) == (1, 8)

@@ -18,9 +18,10 @@ SUPPORT = Path(__file__).resolve().parents[2] / "support"
 PROGRAM = """
 import sys
 sys.path.append(sys.argv[1])
-from mesh_hosts import exercise
+from mesh_hosts import count_on, exercise
 from transport.mesh.hosts.monarch import MonarchHost
-exercise(MonarchHost(per_agent=3), 3)
+count_on("monarch")
+exercise(MonarchHost(processes=3), 3)
 print("well")
 """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from mesh_hosts import exercise
+from mesh_hosts import count_on, exercise
 from patience import until
 
 from transport import Unavailable
@@ -14,6 +14,10 @@ SMALL = {"CPU": 0.1}
 
 def test_processes_start_die_and_are_replaced(cluster):
     exercise(RayHost(2, per_agent=2, resources=SMALL), 4)
+
+
+def test_the_same_program_runs_there(cluster):
+    count_on("ray", resources=SMALL)
 
 
 def test_resources_are_given_back(cluster):

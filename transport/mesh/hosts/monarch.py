@@ -25,7 +25,7 @@ _LOCAL = "127.0.0.1"
 
 
 class MonarchHost:
-    """`per_agent` processes on every host of `hosts`, a Monarch HostMesh; None is `this_host()`.
+    """`processes` spread evenly over `hosts`, a Monarch HostMesh; None is `this_host()`.
 
     `address`: by what the hosts reach this one; by default its host name, and the loopback address
     where there is no other host. `logs` and `options` are those of a local host; each agent has
@@ -38,7 +38,7 @@ class MonarchHost:
         self,
         hosts: Any = None,
         *,
-        per_agent: int = 1,
+        processes: int,
         address: str | None = None,
         logs: Sink | Literal["forward", "discard"] = "forward",
         timeout: float = 120.0,
@@ -47,10 +47,10 @@ class MonarchHost:
         actor = _monarch()
         mesh = hosts if hosts is not None else actor.this_host()
         agents = mesh.size()
-        self.size = agents * per_agent
+        self.size = processes
         here = address or (_LOCAL if hosts is None else socket.gethostname())
         self._fleet, charge = open_fleet(
-            "monarch", here, agents, per_agent, sink_of(logs), timeout, options
+            "monarch", here, agents, -(-processes // agents), sink_of(logs), timeout, options
         )
         try:
             self._procs = mesh.spawn_procs(per_host={"agents": 1})

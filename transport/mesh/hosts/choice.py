@@ -1,0 +1,76 @@
+"""Processes wherever they shall be: the same program with one argument changed.
+
+May import every host, late: each brings what it needs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import InvalidUse
+from transport.mesh.process_mesh import ProcessMesh
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Literal
+
+    from transport.config import Settings
+    from transport.mesh.process import Host
+
+HOSTS = ("local", "ranks", "ray", "monarch")
+
+
+def processes(
+    count: int | None = None,
+    /,
+    *,
+    on: Literal["local", "ranks", "ray", "monarch"] | Host = "local",
+    name: str = "mesh",
+    settings: Settings | None = None,
+    host: Mapping[str, Any] | None = None,
+    **sizes: int,
+) -> ProcessMesh:
+    """`processes(8, on="ray")` (of dimension "rank"), `processes(replica=2, shard=4)`.
+
+    `on`: this machine; the processes of a job that torchrun, srun, Kubernetes or SkyPilot started,
+    where it returns in the first alone and may leave the sizes out; the nodes of a Ray cluster; the
+    hosts of a Monarch host mesh; or a host of your own (transport.mesh.process.Host). `host`: what
+    the host's class takes beside the number (docs/howto/launch.md). Raises InvalidUse, Unavailable,
+    or ActorCrashed for a process that ended instead of serving.
+    """
+    if count is not None and sizes:
+        raise InvalidUse("say how many: processes(8), or by dimension: processes(replica=2)")
+    wanted = {"rank": count} if count is not None else sizes
+    if not wanted and on != "ranks":
+        raise InvalidUse("say how many: processes(8), or by dimension: processes(replica=2)")
+    chosen = _open(on, math.prod(wanted.values()), dict(host or {}))
+    if not wanted:
+        wanted = {"rank": chosen.size}  # type: ignore[attr-defined]
+    try:
+        return ProcessMesh.start(chosen, wanted, name=name, settings=settings)
+    except BaseException:
+        chosen.close()
+        raise
+
+
+def _open(on: str | Host, count: int, options: dict[str, Any]) -> Host:
+    if on == "local":
+        from transport.mesh.hosts.local import LocalHost
+
+        return LocalHost(**options)
+    if on == "ranks":
+        from transport.mesh.hosts.ranks import ranks_host
+
+        return ranks_host(**options)
+    if on == "ray":
+        from transport.mesh.hosts.ray import RayHost
+
+        return RayHost(-(-count // options.get("per_agent", 1)), **options)
+    if on == "monarch":
+        from transport.mesh.hosts.monarch import MonarchHost
+
+        return MonarchHost(processes=count, **options)
+    if isinstance(on, str):
+        raise InvalidUse(f"on= is one of {', '.join(HOSTS)}, or a host, not {on!r}")
+    return on
