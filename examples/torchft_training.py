@@ -155,6 +155,7 @@ def run(kill=None):
 
     from torchft.coordination import LighthouseServer
 
+    os.environ.setdefault("RUST_LOG", "error")  # of torchft
     lighthouse = LighthouseServer(
         bind="127.0.0.1:0", min_replicas=REPLICAS, join_timeout_ms=500, heartbeat_timeout_ms=1000
     )

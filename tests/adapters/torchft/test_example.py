@@ -21,10 +21,9 @@ def expected(example):
     return losses
 
 
-def test_losses_go_on_as_if_nobody_had_died(monkeypatch):
+def test_losses_go_on_as_if_nobody_had_died():
     import torchft_training as example
 
-    monkeypatch.setenv("RUST_LOG", "error")
     job = example.run(kill=example.KILLED)
     assert job.starts == example.REPLICAS + 1  # the others went on
     assert job.healed.startswith(f"version {example.AT}: ")
