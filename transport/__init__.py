@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from transport.mesh.remote_tensor import RemoteTensor as RemoteTensor
     from transport.mesh.shape import Point as Point
     from transport.mesh.stream import Stream as Stream
+    from transport.mesh.supervision import Policy as Policy
     from transport.mesh.values import ValueMesh as ValueMesh
     from transport.sharding.execute import Execution as Execution
     from transport.sharding.layout import Layout as Layout
@@ -125,6 +126,7 @@ _HOMES = {
     "Plan": "sharding.plan",
     "Point": "mesh.shape",
     "Prepared": "engine.prepared",
+    "Policy": "mesh.supervision",
     "ProcessMesh": "mesh.process_mesh",
     "Rail": "engine.rail",
     "Read": "engine.batch",

@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from transport import Actor, current_rank, endpoint, this_proc
+from transport import Actor, current_rank, endpoint, local, this_proc
 
 
 class Probe(Actor):
@@ -156,3 +156,43 @@ class Caller(Actor):
     def beside(self):
         probe = this_proc().spawn("beside", Probe, 5)
         return probe.add.call_one(1).get(60), probe.where.call_one().get(60)[2] == os.getpid()
+
+
+class Parent(Actor):
+    """Owns a mesh of its own."""
+
+    def __init__(self, handles, where):
+        self.handles = handles
+        self.where = where
+        self.told = []
+        self.mesh = local(2, name="children")
+        self.children = self.mesh.spawn("child", Probe)
+
+    def __supervise__(self, failure):
+        self.told.append((failure.rank, failure.cause))
+        return self.handles
+
+    @endpoint
+    def kill(self, rank):
+        self.children.slice(rank=rank).kill.broadcast()
+
+    @endpoint
+    def heard(self):
+        return self.told
+
+    @endpoint
+    def pids(self):
+        return [pid for _, _, pid in self.children.where.call().get(60).values()]
+
+    def __cleanup__(self, error):
+        self.mesh.stop()
+
+
+class AsyncParent(Parent):
+    async def __supervise__(self, failure):
+        await asyncio.sleep(0)
+        return super().__supervise__(failure)
+
+    @endpoint
+    async def nothing(self):
+        return None

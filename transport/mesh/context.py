@@ -7,9 +7,14 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transport.mesh.shape import Point
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from transport.errors import ActorCrashed
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,7 @@ class ActorContext:
     point: Point
     actor: int = 0  # its number
     instance: Any = field(default=None, repr=False)
+    supervise: Callable[[ActorCrashed], None] | None = field(default=None, repr=False)
 
 
 _current: ContextVar[ActorContext | None] = ContextVar("transport_actor", default=None)

@@ -20,6 +20,7 @@ from transport.mesh.watch import Watch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from transport.mesh.messages import Message
     from transport.mesh.team import Team
 
 
@@ -80,6 +81,9 @@ class Elsewhere:
 
     def member(self, rank: int) -> Member:
         return here().member(self.id, rank, self.doors.get(rank, ""), self.name)
+
+    def tell_all(self, message: Message) -> None:
+        pass  # the owner's to do
 
     def check(self) -> None:
         here().check()

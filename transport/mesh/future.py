@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from transport.errors import ActorCrashed
 from transport.mesh.wheel import Gate, shared
 from transport.types import check_timeout
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
 T = TypeVar("T")
+
+_GRACE = 5.0  # seconds for what is overdue to be ended
 
 
 class Reply(Protocol):
@@ -140,19 +143,28 @@ class Future(Generic[T]):
 
     def _wait(self, timeout: float | None) -> None:
         asked = float("inf") if timeout is None else time.monotonic() + timeout
-        gate = Gate(self._wheel)
+        gate, end = Gate(self._wheel), self._end
         with self._lock:
             self._gates.append(gate)
         try:
             while not self.done():
-                if self._wheel.wait(gate, min(asked, self._end)):
+                if self._wheel.wait(gate, min(asked, end)):
                     return
                 if time.monotonic() >= asked:
                     raise TimeoutError(f"no answer within {timeout:g} s; it may still come")
-                self._overdue()
+                if end > self._end:
+                    self._abandon()
+                self._overdue()  # which ends what did not answer, and that takes a moment
+                end = time.monotonic() + _GRACE
         finally:
             with self._lock:
                 self._gates.remove(gate)
+
+    def _abandon(self) -> None:
+        error = ActorCrashed("no answer before the deadline", cause="did not answer in time")
+        for index, reply in enumerate(self._replies):
+            if reply is None:
+                self.settle(index, Failed(error))
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
         waiter: asyncio.Future[None] = loop.create_future()

@@ -8,19 +8,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from transport.config import Settings
-from transport.errors import InvalidUse
+from transport.errors import InvalidUse, OutOfRange
 from transport.mesh.actor import endpoints
 from transport.mesh.actor_mesh import ActorMesh
 from transport.mesh.process import Start
 from transport.mesh.processes import Processes
 from transport.mesh.shape import Shape
+from transport.mesh.supervision import policy_of
 from transport.types import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from typing import Literal
 
+    from transport.errors import ActorCrashed
     from transport.mesh.actor import Actor
     from transport.mesh.process import Host
+    from transport.mesh.supervision import Policy
 
 
 class ProcessMesh(Closing):
@@ -89,6 +93,36 @@ class ProcessMesh(Closing):
     def split(self, name: str, **sizes: int) -> ProcessMesh:
         """`split("rank", replica=2, shard=4)`: one dimension becomes several."""
         return ProcessMesh(self._processes, self._shape.split(name, **sizes))
+
+    def supervise(
+        self,
+        policy: Policy | Literal["restart", "replace", "escalate"] = "escalate",
+        on_failure: Callable[[ActorCrashed], Any] | None = None,
+    ) -> ProcessMesh:
+        """What is done when a process ends or an actor breaks, for all views. Returns the mesh.
+
+        What the policy does not bring back is given to `on_failure`, on a thread of its own; if
+        that is not there or does not return True, to `__supervise__` of the actor that made the
+        mesh, and so on upward. What nobody handles is logged. Calls that need the rank fail either
+        way until it is back.
+        """
+        self._processes.supervise(policy_of(policy), on_failure)
+        return self
+
+    def replace(self, rank: int) -> None:
+        """A new process takes this rank (`ActorCrashed.rank`), and its actors are made again with
+        the arguments given to spawn. Every handle then means the new one; a process that lives is
+        killed. Raises Unavailable, ActorCrashed, or ActorError for an actor that cannot be made.
+        """
+        if rank not in self._shape.ranks:
+            raise OutOfRange(f"rank {rank} is none of {self._shape.ranks}")
+        self._processes.replace(rank)
+
+    @property
+    def crashed(self) -> dict[int, ActorCrashed]:
+        """What became of the ranks of this view that have crashed and are not back."""
+        found = {rank: self._processes.member(rank).crash for rank in self._shape.ranks}
+        return {rank: crash for rank, crash in found.items() if crash is not None}
 
     @property
     def stopped(self) -> bool:

@@ -4,18 +4,22 @@ payload, process, shape, wheel, config.
 
 from __future__ import annotations
 
+import functools
 import secrets
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import ActorCrashed, InvalidUse
+from transport.mesh import failure, payload
 from transport.mesh import messages as m
-from transport.mesh import payload
 from transport.mesh import wheel as wheels
 from transport.mesh.directory import here
 from transport.mesh.future import Failed, Future
 from transport.mesh.member import Member, Pending
+from transport.mesh.process import Start
+from transport.mesh.supervision import Policy, Supervisor
 from transport.mesh.watch import Watch
 
 if TYPE_CHECKING:
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
     from transport.config import Settings
     from transport.mesh.actor import Actor
     from transport.mesh.link import Body
-    from transport.mesh.process import Host, Process, Start
+    from transport.mesh.process import Host, Process
     from transport.mesh.shape import Shape
 
 _STOP = 10.0  # seconds for processes to end by themselves
@@ -57,10 +61,13 @@ class Processes:
         here().owned[self.id] = self
         self.spawned: dict[int, Spawned] = {}
         self.stopped = False
-        self.on_crash: Callable[[Member, ActorCrashed], None] = lambda member, crash: None
+        self.supervisor = Supervisor(self, Policy(), None)
         self._wheel = wheels.shared()
         self._members: list[Member] = []
-        self._watch = Watch(lambda: tuple(self._members), settings, self._wheel)
+        self._started = False
+        self._joining: list[Member] = []  # that will take somebody's place
+        self._replacing = [threading.Lock() for _ in shape.ranks]
+        self._watch = Watch(lambda: (*self._members, *self._joining), settings, self._wheel)
 
     @property
     def deadline(self) -> float:
@@ -85,6 +92,7 @@ class Processes:
             self._members = self.begin(self.host.start(starts))
             ready = self.welcome(self._members)
             ready.get()
+            self._started = True
         except BaseException:
             self.stop(0.0)
             raise
@@ -101,7 +109,8 @@ class Processes:
     def welcome(self, members: Sequence[Member]) -> Future[None]:
         """Done when all of them serve."""
         end = time.monotonic() + self.settings.start_timeout
-        future: Future[None] = Future(len(members), lambda values: None, end, self.check)
+        slow = functools.partial(self._give_up, members)
+        future: Future[None] = Future(len(members), lambda values: None, end, slow)
         for index, member in enumerate(members):
             member.on_ready = _settler(future, index, _Here())
             member.on_ended = self._ended_early(future, index)
@@ -139,27 +148,112 @@ class Processes:
         rank = member.rank
         member.ask(lambda n: spawned.message(rank, n), spawned.value.data, pending)
 
+    # -------------------------------------------------------------------------------- supervision
+    def supervise(self, policy: Policy, hook: Callable[[ActorCrashed], Any] | None) -> None:
+        self.supervisor.close()
+        self.supervisor = Supervisor(self, policy, hook)
+
     def _fault(self, member: Member, fault: m.Fault, body: Body) -> None:
-        pass
+        """An actor broke, and its process lives."""
+        spawned = self.spawned.get(fault.actor)
+        what = f"{spawned.name if spawned else 'an actor'}.{fault.method}"
+        error = failure.unpack(body, what, member.rank, member.host)
+        cause = "raised in a broadcast"
+        if fault.method == "__supervise__":
+            cause = "passed on a failure that it does not handle"
+        crash = ActorCrashed(
+            str(error.args[0]),
+            rank=member.rank,
+            host=member.host,
+            cause=cause,
+            traceback=error.traceback,
+        )
+        crash.__cause__ = error.__cause__
+        self.supervisor.crashed(crash, fault.actor)
+
+    def replace(self, rank: int) -> None:
+        """A new process with all its actors takes the rank; every handle then means it.
+
+        Raises Unavailable, ActorCrashed, or ActorError for an actor that cannot be made.
+        """
+        with self._replacing[rank]:
+            self._end_old(self.member(rank))
+            (member,) = self.begin(self.host.start([Start(rank, self.name)]))
+            self._joining.append(member)
+            try:
+                self.welcome([member]).get()
+                self._make_actors(
+                    member, [s for s in self.spawned.values() if rank in s.shape.ranks]
+                )
+            except BaseException:
+                member.stopping = True
+                member.end("was given up")
+                raise
+            finally:
+                self._joining.remove(member)
+            self._members[rank] = member
+            if member.crash is not None:  # nobody was told, for it was not a member
+                raise member.crash
+        self._announce(member)
+
+    def renew(self, rank: int, actor: int) -> None:
+        """This actor anew, in the process that there is. Raises as replace does."""
+        member, spawned = self.member(rank), self.spawned.get(actor)
+        if spawned is not None:
+            member.tell(m.Forget(actor))
+            self._make_actors(member, [spawned])
+
+    def _end_old(self, member: Member) -> None:
+        if member.crash is None:
+            member.stopping = True
+            member.end("was replaced")
+        if member.process is not None:
+            member.process.stop(_STOP)
+
+    def _make_actors(self, member: Member, wanted: Sequence[Spawned]) -> None:
+        end = time.monotonic() + self.deadline
+        future: Future[None] = Future(len(wanted), lambda values: None, end, self.check)
+        for index, spawned in enumerate(wanted):
+            self.spawn_on(member, spawned, future, index, end)
+        future.get()
+
+    def _announce(self, member: Member) -> None:
+        """To all processes that may have a handle from here."""
+        here().moved(self.id, member.rank, self.door(member.rank))
+        moved = m.Moved(self.id, member.rank, self.door(member.rank))
+        for mesh in tuple(here().owned.values()):
+            mesh.tell_all(moved)
+
+    def tell_all(self, message: m.Message) -> None:
+        for member in tuple(self._members):
+            member.tell(message)
+
+    def _give_up(self, members: Sequence[Member]) -> None:
+        for member in members:
+            if member.ready is None:
+                member.end(f"did not serve within {self.settings.start_timeout:g} s")
 
     # ------------------------------------------------------------------------------------------ end
     def _ended(self, member: Member, crash: ActorCrashed) -> None:
-        if not self.stopped and not member.stopping:
-            self.on_crash(member, crash)
+        wanted = self._started and member not in self._joining
+        if wanted and not self.stopped and not member.stopping:
+            self.supervisor.crashed(crash)
 
     def stop(self, timeout: float = _STOP) -> None:
         """Actors clean up, then their processes end; those that do not are killed. Idempotent."""
         if self.stopped:
             return
         self.stopped = True
+        self.supervisor.close()
         end = time.monotonic() + timeout
-        for member in self._members:
+        members = (*self._members, *self._joining)
+        for member in members:
             member.stopping = True
             member.tell(m.Stop())
-        for member in self._members:
+        for member in members:
             if member.process is not None:
                 _await_end(member.process, end)
-        for member in self._members:
+        for member in members:
             member.link.close()
             if member.process is not None:
                 member.process.stop(max(end - time.monotonic(), 0.0))

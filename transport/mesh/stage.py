@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import inspect
 import logging
 import threading
 import time
@@ -25,7 +27,7 @@ from transport.mesh.wheel import Gate
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from transport.mesh.link import Body, Link
     from transport.mesh.serve import Server
@@ -51,7 +53,8 @@ class Stage:
         self._server = server
         self._spawn = spawn
         self._body: Body = body
-        self._jobs: collections.deque[Job | None] = collections.deque()  # None: end
+        # None: end; a crash: of a process that this actor owns.
+        self._jobs: collections.deque[Job | ActorCrashed | None] = collections.deque()
         self._gate = Gate(server.wheel)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._begun = False
@@ -63,8 +66,8 @@ class Stage:
         self.point = Point(spawn.rank, dict(spawn.sizes))
         threading.Thread(target=self._run, name=f"actor {spawn.name}", daemon=True).start()
 
-    def put(self, job: Job | None) -> None:
-        """From the driving thread."""
+    def put(self, job: Job | ActorCrashed | None) -> None:
+        """From any thread; calls from the driving one."""
         self._jobs.append(job)
         if self._loop is None:
             self._gate.set()
@@ -87,7 +90,8 @@ class Stage:
 
     def _make(self) -> bool:
         name, number = self._spawn.name, self._spawn.number
-        context.enter(context.ActorContext(name, self.point, self._spawn.actor))
+        here = context.ActorContext(name, self.point, self._spawn.actor, None, self.put)
+        context.enter(here)
         try:
             value = payload.decode(payload.Payload(self._body, self._spawn.held), _CONTEXT)
             actor, arguments, keywords = value
@@ -100,7 +104,7 @@ class Stage:
             return False
         finally:
             self._body = b""
-        context.enter(context.ActorContext(name, self.point, self._spawn.actor, self._instance))
+        context.enter(dataclasses.replace(here, instance=self._instance))
         self._answer(self.owner, number, None)
         return True
 
@@ -110,10 +114,13 @@ class Stage:
             job = self._next()
             if job is None:
                 break
-            self._perform(job)
+            if isinstance(job, ActorCrashed):
+                self._supervised(job, self._supervise(job))
+            else:
+                self._perform(job)
         self._clean_up(None)
 
-    def _next(self) -> Job | None:
+    def _next(self) -> Job | ActorCrashed | None:
         while not self._jobs:
             self._gate.open = False
             if not self._jobs:
@@ -167,12 +174,18 @@ class Stage:
             if job is None:
                 self._ended.set()
                 return
-            if self._is_async(job):
-                task = self._loop.create_task(self._perform_async(job))
-                self._tasks.add(task)
-                task.add_done_callback(self._task_done)
+            if isinstance(job, ActorCrashed):
+                self._begin(self._supervise_async(job))
+            elif self._is_async(job):
+                self._begin(self._perform_async(job))
             else:
                 self._loop.call_soon(self._perform, job)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(work)
+        self._tasks.add(task)  # the loop alone would not keep it
+        task.add_done_callback(self._tasks.discard)
 
     def _is_async(self, job: Job) -> bool:
         found = self._endpoints.get(job.message.method)
@@ -187,8 +200,30 @@ class Stage:
         else:
             self._answer(job.link, job.message.number, result)
 
-    def _task_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    # -------------------------------------------------------------------------------- supervision
+    def _supervise(self, crash: ActorCrashed) -> Any:
+        """What the actor says, or a coroutine that does."""
+        assert self._instance is not None
+        try:
+            return self._instance.__supervise__(crash)
+        except Exception:
+            logger.exception("%s.__supervise__ failed", self._spawn.name)
+        return False
+
+    async def _supervise_async(self, crash: ActorCrashed) -> None:
+        said = self._supervise(crash)
+        try:
+            said = await said if inspect.isawaitable(said) else said
+        except Exception:
+            logger.exception("%s.__supervise__ failed", self._spawn.name)
+            said = False
+        self._supervised(crash, said)
+
+    def _supervised(self, crash: ActorCrashed, handled: Any) -> None:
+        """What this actor does not handle its owner hears of."""
+        if not handled:
+            with contextlib.suppress(PeerLost):
+                self.owner.send(m.Fault(self._spawn.actor, "__supervise__"), failure.pack(crash))
 
     # ------------------------------------------------------------------------------------ answering
     def _answer(self, link: Link, number: int, result: Any) -> None:
@@ -227,7 +262,7 @@ class Stage:
     def _refuse_all(self, error: ActorCrashed) -> None:
         while self._jobs:
             job = self._jobs.popleft()
-            if job is not None and job.message.number:
+            if isinstance(job, Job) and job.message.number:
                 self._fail(job.link, job.message.number, error)
 
     def _clean_up(self, error: BaseException | None) -> Any:

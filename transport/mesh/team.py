@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from transport.mesh.member import Member
+    from transport.mesh.messages import Message
 
 
 class Team(Protocol):
@@ -31,6 +32,9 @@ class Team(Protocol):
     def door(self, rank: int) -> str:
         """Where other processes reach this rank."""
         ...
+
+    def tell_all(self, message: Message) -> None:
+        """To all members to which there is a link."""
 
     def check(self) -> None:
         """Settles what is overdue."""
