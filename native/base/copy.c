@@ -30,7 +30,7 @@ typedef void (*copy_function)(uint8_t *to, const uint8_t *from, size_t bytes, co
 
 #define PREFETCH_LINES(lines)                       \
     for (int line = 0; line < (int)(lines); line++) \
-    _mm_prefetch((const char *)(ahead + 64 * line), _MM_HINT_T0)
+    _mm_prefetch((const char *)(ahead + 64 * line), _MM_HINT_T1)
 
 /* One per vector width, four vectors at a time; the destination is aligned to a cache line. */
 #define STREAM_KERNEL(name, isa, vector, load, store)                                             \

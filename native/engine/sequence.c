@@ -3,9 +3,22 @@
 
 #include "engine/engine.h"
 
+/* They share the caches: which stores are faster is asked of all of them, not of each. */
+static void count_together(const struct tn_step *step)
+{
+    uint64_t total = 0;
+    for (uint64_t i = 0; i < step->count; i++)
+        total += step->transfers[i]->bytes;
+    for (uint64_t i = 0; i < step->count; i++)
+        atomic_store_explicit(&step->transfers[i]->beside, total - step->transfers[i]->bytes,
+                              memory_order_relaxed);
+}
+
 /* The rest of a step; `begun` says how far it has come, also when one cannot be begun. */
 static int begin(struct tn_sequence *sequence, const struct tn_step *step, uint64_t lifetime_ns)
 {
+    if (!sequence->begun)
+        count_together(step);
     while (sequence->begun < step->count) {
         struct tn_transfer *transfer = step->transfers[sequence->begun];
         int status = tn_transfer_run_at_once(transfer);

@@ -55,6 +55,7 @@ struct tn_transfer {
     /* See tn_host.work: 1 did something, 0 nothing left to take. */
     int (*run)(struct tn_transfer *transfer, uint32_t hand);
     struct tn_copy_plan copying; /* for links that copy; set by them in start */
+    _Atomic uint64_t beside;     /* bytes of others that move in the same step (sequence.c) */
     void *scratch;
     uint64_t held;    /* pieces that it has taken and not done or returned */
     bool passed_on;   /* it has offered it to other links */
@@ -139,6 +140,13 @@ static inline bool tn_transfer_at_once(const struct tn_transfer *transfer)
     const struct tn_host *host = transfer->host;
     return transfer->bytes <= host->inline_bytes ||
            (transfer->awaited && transfer->bytes <= host->chunk_bytes);
+}
+
+/* How it is copied: of a step all transfers alike, by what they are together in the caches. */
+static inline struct tn_copy_plan tn_transfer_copy_plan(const struct tn_transfer *transfer)
+{
+    return tn_copy_plan(transfer->bytes +
+                        atomic_load_explicit(&transfer->beside, memory_order_relaxed));
 }
 
 static inline bool tn_op_is_atomic(uint32_t op)

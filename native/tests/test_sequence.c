@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "providers/transfer.h"
 #include "tests/check.h"
 #include "tests/engine_pair.h"
 
@@ -17,18 +18,23 @@ static struct tn_transfer *moves[STEPS]; /* here to there, there to here, and th
 static struct tn_step steps[STEPS];
 static uint8_t *here, *back, *wanted;
 
-static struct tn_transfer *prepare(uint32_t op, void *local)
+static struct tn_transfer *prepare_range(uint32_t op, const struct tn_range *range)
 {
-    struct tn_range range = {.local_address = (uintptr_t)local, .length = BYTES, .rows = 1};
     struct tn_batch batch = {.op = op,
                              .providers = UINT32_MAX,
                              .remotes = &b.remote,
-                             .ranges = &range,
+                             .ranges = range,
                              .n_remotes = 1,
                              .n_ranges = 1};
     struct tn_transfer *transfer;
     CHECK(tn_prepare(a.peer, &batch, &transfer) == TN_OK);
     return transfer;
+}
+
+static struct tn_transfer *prepare(uint32_t op, void *local)
+{
+    struct tn_range range = {.local_address = (uintptr_t)local, .length = BYTES, .rows = 1};
+    return prepare_range(op, &range);
 }
 
 static void open_all(void)
@@ -116,11 +122,35 @@ static void test_ways(void)
     close_all();
 }
 
+/* Each would fit the caches of a core, all of them do not. */
+static void test_a_step_is_copied_as_a_whole(void)
+{
+    struct tn_transfer *parts[2];
+    open_all();
+    for (int i = 0; i < 2; i++) {
+        struct tn_range range = {.local_address = (uintptr_t)here, .length = MIB, .rows = 1};
+        parts[i] = prepare_range(TN_OP_READ, &range);
+        CHECK(tn_transfer_start(parts[i], TN_NO_DEADLINE) == TN_OK);
+        CHECK(tn_transfer_wait(parts[i], LONG) == TN_OK && !tn_transfer_copy_plan(parts[i]).rows);
+    }
+    struct tn_step both = {.transfers = parts, .count = 2};
+    for (int turn = 0; turn < 3; turn++) {
+        struct tn_sequence sequence = {.steps = &both, .count = 1};
+        CHECK(tn_sequence_run(&sequence, TN_NO_DEADLINE, LONG) == TN_OK);
+        for (int i = 0; i < 2; i++)
+            CHECK(tn_transfer_copy_plan(parts[i]).rows == tn_copy_plan(2 * MIB).rows);
+    }
+    for (int i = 0; i < 2; i++)
+        tn_transfer_release(parts[i]);
+    close_all();
+}
+
 int main(void)
 {
     test_each_step_finds_what_the_last_one_brought();
     test_something_else_ends_it();
     test_goes_on_and_fails();
     test_ways();
+    test_a_step_is_copied_as_a_whole();
     return 0;
 }

@@ -153,6 +153,7 @@ bool tn_shm_chunk_run_at_once(void *link, struct tn_transfer *transfer)
     struct tn_shm_chunk chunk; /* not initialised: its pieces are many */
     chunk.connection = link;
     chunk.transfer = transfer;
+    transfer->copying = tn_transfer_copy_plan(transfer);
     uint64_t bytes = transfer->host->chunk_bytes;
     struct tn_cursor at = {0};
     while ((chunk.count =

@@ -105,7 +105,7 @@ static void link_start(void *link, struct tn_transfer *transfer)
     struct tn_shm_connection *connection = link;
     struct tn_host *host = connection->host;
     transfer->run = tn_shm_chunk_run;
-    transfer->copying = tn_copy_plan(transfer->bytes);
+    transfer->copying = tn_transfer_copy_plan(transfer);
     if (!tn_transfer_at_once(transfer))
         tn_transfer_share(transfer, host->hands);
     pthread_mutex_lock(&connection->lock);

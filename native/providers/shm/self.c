@@ -161,7 +161,7 @@ static void self_start(void *link, struct tn_transfer *transfer)
         tn_flights_start(&self->flights, transfer);
         return;
     }
-    transfer->copying = tn_copy_plan(transfer->bytes);
+    transfer->copying = tn_transfer_copy_plan(transfer);
     bool whole = overlaps_itself(transfer);
     transfer->run = whole ? run_whole : run_chunk;
     if (!tn_transfer_at_once(transfer)) {
