@@ -1,0 +1,1 @@
+"""Measurements of actor meshes beside Ray's and Monarch's actors."""
