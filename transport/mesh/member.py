@@ -118,6 +118,7 @@ class Member:
         self.crash: ActorCrashed | None = None
         self.heard = time.monotonic()
         self.stopping = False
+        self.told = False  # whether a call failed with its end
         self.on_ready: Callable[[], None] = lambda: None
         self.on_ended: Callable[[Member, ActorCrashed], None] = lambda member, crash: None
         self.on_fault: Callable[[Member, m.Fault, Body], None] = lambda member, fault, body: None
@@ -263,6 +264,7 @@ class Member:
                 logs=cause.logs,
             )
             pending, self._pending = tuple(self._pending.values()), {}
+            self.told = bool(pending)
         for call in pending:
             call.sink.settle(call.index, Failed(self._again(crash, call.what)))
         self.on_ended(self, crash)

@@ -237,7 +237,7 @@ class Processes:
     def _ended(self, member: Member, crash: ActorCrashed) -> None:
         wanted = self._started and member not in self._joining
         if wanted and not self.stopped and not member.stopping:
-            self.supervisor.crashed(crash)
+            self.supervisor.crashed(crash, told=member.told)
 
     def stop(self, timeout: float = _STOP) -> None:
         """Actors clean up, then their processes end; those that do not are killed. Idempotent."""

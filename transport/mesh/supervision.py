@@ -88,13 +88,14 @@ class Supervisor:
     def close(self) -> None:
         self._stop.set()
 
-    def crashed(self, crash: ActorCrashed, actor: int | None = None) -> None:
-        """From any thread, at once. `actor`: the only one that broke, where its process lives."""
+    def crashed(self, crash: ActorCrashed, actor: int | None = None, *, told: bool = False) -> None:
+        """From any thread, at once. `actor`: the only one that broke, where its process lives.
+        `told`: a call has failed with it, so somebody knows."""
         threading.Thread(
-            target=self._handle, args=(crash, actor), name="supervisor", daemon=True
+            target=self._handle, args=(crash, actor, told), name="supervisor", daemon=True
         ).start()
 
-    def _handle(self, crash: ActorCrashed, actor: int | None) -> None:
+    def _handle(self, crash: ActorCrashed, actor: int | None, told: bool) -> None:
         rank = crash.rank if crash.rank is not None else 0
         while self._policy.action != "escalate" and self._allowed(rank):
             if self._stop.is_set() or self._mesh.stopped:
@@ -108,7 +109,7 @@ class Supervisor:
                 logger.warning("%s; it was brought back", crash.args[0])
                 return
         if not self._mesh.stopped:
-            self._escalate(crash)
+            self._escalate(crash, told)
 
     def _act(self, rank: int, actor: int | None) -> None:
         if actor is not None and self._policy.action == "restart":
@@ -128,7 +129,7 @@ class Supervisor:
         times.append(time.monotonic())
         return True
 
-    def _escalate(self, crash: ActorCrashed) -> None:
+    def _escalate(self, crash: ActorCrashed, told: bool) -> None:
         if self._hook is not None:
             try:
                 if self._hook(crash):
@@ -138,4 +139,6 @@ class Supervisor:
         if self._above is not None and self._above.supervise is not None:
             self._above.supervise(crash)
         else:
-            logger.error("nobody handled a failure: %s", crash)
+            logger.log(
+                logging.INFO if told else logging.ERROR, "nobody handled a failure: %s", crash
+            )
