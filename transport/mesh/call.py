@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from transport.errors import InvalidUse
 from transport.mesh import messages as m
@@ -43,6 +43,7 @@ class Endpoint(Generic[T]):
         name: str,
         method: str,
         deadline: float | None = None,
+        keep: str = "",
     ) -> None:
         self._team = team
         self._shape = shape
@@ -50,13 +51,24 @@ class Endpoint(Generic[T]):
         self._name = name
         self._method = method
         self._deadline = deadline
+        self._keep = keep
 
-    def options(self, *, deadline: float | None = None) -> Endpoint[T]:
-        """The same endpoint with another deadline in seconds (default: `call_deadline`)."""
-        limit = check_timeout(deadline)
+    def options(
+        self, *, deadline: float | None = None, keep: Literal["", "remote"] | None = None
+    ) -> Endpoint[T]:
+        """The same endpoint, with what is given changed.
+
+        `deadline` in seconds (default: `call_deadline`). With `keep="remote"` tensors and arrays of
+        the result stay where they are, and a RemoteTensor comes of each; "" is as without.
+        """
+        limit = self._deadline if deadline is None else check_timeout(deadline)
         if limit is not None and limit <= 0:
             raise InvalidUse(f"deadline= is more than 0 seconds, not {deadline}")
-        return Endpoint(self._team, self._shape, self._actor, self._name, self._method, limit)
+        kept = self._keep if keep is None else keep
+        if kept not in ("", "remote"):
+            raise InvalidUse(f'keep= is "remote" or "", not {keep!r:.80}')
+        actor, name, method = self._actor, self._name, self._method
+        return Endpoint(self._team, self._shape, actor, name, method, limit, kept)
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[T]]:
         """Of all actors; a value for each."""
@@ -92,7 +104,7 @@ class Endpoint(Generic[T]):
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Of all actors, and nobody waits: what one of them raises reaches the mesh's owner."""
         end = self._end()
-        value = payload.encode((args, kwargs), payload.Context(self._name, end))
+        value = payload.encode((args, kwargs), self._context(len(self._shape), end))
         if value.held:  # what it refers to is needed until all have it
             future: Future[None] = Future(len(self._shape), _nothing)
             self._send_encoded(self._shape.ranks, future, end, value)
@@ -105,6 +117,9 @@ class Endpoint(Generic[T]):
     def _end(self) -> float:
         limit = self._team.deadline if self._deadline is None else self._deadline
         return time.monotonic() + limit
+
+    def _context(self, receivers: int, end: float) -> payload.Context:
+        return payload.Context(self._name, end, receivers)
 
     def _future(
         self,
@@ -126,7 +141,7 @@ class Endpoint(Generic[T]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        value = payload.encode((args, kwargs), payload.Context(self._name, end))
+        value = payload.encode((args, kwargs), self._context(len(ranks), end))
         self._send_encoded(ranks, sink, end, value)
 
     def _send_encoded(
@@ -142,7 +157,7 @@ class Endpoint(Generic[T]):
         left = end - time.monotonic()
 
         def make(number: int) -> m.Call:
-            return m.Call(number, self._actor, self._method, left, value.held)
+            return m.Call(number, self._actor, self._method, left, value.held, self._keep)
 
         for index, rank in enumerate(ranks):
             pending = Pending(sink, index, what, end)

@@ -7,6 +7,7 @@ end. Once it is lost it stays lost; what takes its place is another member.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import itertools
 import threading
@@ -76,6 +77,8 @@ class Answered:
         try:
             context = payload.Context(member.name)
             return payload.decode(payload.Payload(self._body, self._answer.held), context)
+        except PeerLost as error:
+            raise member.lost_with(error, self._what) from error
         finally:
             self.drop()
 
@@ -268,6 +271,14 @@ class Member:
         for call in pending:
             call.sink.settle(call.index, Failed(self._again(crash, call.what)))
         self.on_ended(self, crash)
+
+    def lost_with(self, error: PeerLost, what: str) -> TransportError:
+        """What to raise where its memory was lost: why it ended, if it did."""
+        if self.process is not None:
+            concurrent.futures.wait([self.process.ended], _GRACE)
+            if self.process.ended.done():
+                self.finish(self.process.ended.result())
+        return error if self.crash is None else self._again(self.crash, what)
 
     def _again(self, crash: ActorCrashed, what: str) -> ActorCrashed:
         """Each call raises an exception of its own."""

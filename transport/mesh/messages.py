@@ -25,6 +25,7 @@ _Number: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 _Rank: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 31) - 1)]
 _Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=256)]
 _Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
+_Keep: TypeAlias = Annotated[str, Meta(max_length=16)]
 _Id: TypeAlias = Annotated[bytes, Meta(min_length=16, max_length=16)]
 _Sizes: TypeAlias = Annotated[
     tuple[tuple[_Name, Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]], ...],
@@ -65,7 +66,7 @@ class Spawn(Struct, frozen=True, array_like=True, tag="spawn"):
 class Call(Struct, frozen=True, array_like=True, tag="call"):
     """Run an endpoint. Body: arguments and keywords. Not answered where `number` is 0.
 
-    `left`: seconds until nobody waits for it any more.
+    `left`: seconds until nobody waits for it any more. `keep`: where tensors of the result stay.
     """
 
     number: _Number
@@ -73,6 +74,7 @@ class Call(Struct, frozen=True, array_like=True, tag="call"):
     method: _Name
     left: float
     held: bool = False
+    keep: _Keep = ""
 
 
 class Answer(Struct, frozen=True, array_like=True, tag="answer"):

@@ -133,7 +133,7 @@ class Processes:
     ) -> tuple[int, Future[None]]:
         """The actors' number, and a future that is done when all are made."""
         end = time.monotonic() + self.deadline
-        value = payload.encode((actor, args, kwargs), payload.Context(name, end))
+        value = payload.encode((actor, args, kwargs), payload.Context(name, end, len(shape)))
         spawned = Spawned(secrets.randbits(62), name, shape, value)
         self.spawned[spawned.actor] = spawned
         future: Future[None] = Future(len(shape), lambda values: None, end, self.check)
@@ -258,6 +258,9 @@ class Processes:
             if member.process is not None:
                 member.process.stop(max(end - time.monotonic(), 0.0))
         self._watch.close()
+        for spawned in self.spawned.values():
+            if spawned.value.release is not None:
+                spawned.value.release()
         self.host.close()
 
 

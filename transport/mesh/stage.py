@@ -134,7 +134,7 @@ class Stage:
         except Exception as error:
             self._failed(job, error)
         else:
-            self._answer(job.link, job.message.number, result)
+            self._answer(job.link, job.message.number, result, job.message.keep)
 
     def _prepare(self, job: Job) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
         if self._crash is not None:
@@ -198,7 +198,7 @@ class Stage:
         except Exception as error:
             self._failed(job, error)
         else:
-            self._answer(job.link, job.message.number, result)
+            self._answer(job.link, job.message.number, result, job.message.keep)
 
     # -------------------------------------------------------------------------------- supervision
     def _supervise(self, crash: ActorCrashed) -> Any:
@@ -226,11 +226,13 @@ class Stage:
                 self.owner.send(m.Fault(self._spawn.actor, "__supervise__"), failure.pack(crash))
 
     # ------------------------------------------------------------------------------------ answering
-    def _answer(self, link: Link, number: int, result: Any) -> None:
+    def _answer(self, link: Link, number: int, result: Any, keep: str = "") -> None:
         if not number:
             return
         try:
-            encoded = payload.encode(result, _CONTEXT)
+            # The actor may change what it gave before the caller has read it: that is copied.
+            context = payload.Context("the caller", keep=keep, copy=True)
+            encoded = payload.encode(result, context)
             if encoded.held and encoded.release is not None:
                 self._server.hold(link, number, encoded.release)
             link.send(m.Answer(number, True, encoded.held), encoded.data)

@@ -1,0 +1,208 @@
+"""Tensors in the calls of actors in real processes, some of which are killed."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+
+import mesh_tensor_actors
+import numpy as np
+import pytest
+import torch
+
+import transport
+from transport import ActorCrashed, ActorError, PeerLost
+from transport.mesh import tensors
+
+MIB = 1 << 20
+COUNT = MIB  # float32 elements: 4 MiB, which no message carries
+WAIT = 60  # seconds at most for what takes milliseconds
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _engine():
+    yield
+    tensors.close()
+
+
+@pytest.fixture(scope="module")
+def trio():
+    """For those who kill nobody."""
+    with transport.local(3, name="trio", host={"preload": ["torch"]}) as mesh:
+        yield mesh.spawn("keeper", mesh_tensor_actors.Keeper)
+
+
+@pytest.fixture
+def mortal():
+    with transport.local(3, name="mortal", host={"preload": ["torch"]}) as mesh:
+        yield mesh.spawn("keeper", mesh_tensor_actors.Keeper)
+
+
+def one(actors, rank):
+    return actors.slice(rank=rank)
+
+
+def comes(fact):
+    """Whether it becomes true: what others let go of is heard of now and then."""
+    end = time.monotonic() + WAIT
+    while not fact():
+        if time.monotonic() > end:
+            return False
+        gc.collect()
+    return True
+
+
+def test_who_gets_no_large_tensor_makes_no_engine(trio):
+    trio.take.call("it", torch.ones(10)).get(WAIT)
+    assert trio.opened.call().get(WAIT).values() == [False] * 3
+
+
+def test_arguments_and_results(trio):
+    big, small = torch.arange(COUNT, dtype=torch.float32), torch.ones(3)
+    value = {"big": big, "views": [big[::2], big[5:9]], "small": small, "array": np.ones(COUNT)}
+    for made in trio.take.call("it", value).get(WAIT).values():
+        assert made is None
+    for made in trio.give.call("it").get(WAIT).values():
+        assert torch.equal(made["big"], big)
+        assert torch.equal(made["small"], small)
+        assert np.array_equal(made["array"], value["array"])
+        made["big"].zero_()
+        assert not made["views"][0].any()
+        assert not made["views"][1].any()
+
+
+def test_a_tensor_for_the_constructor():
+    start = torch.ones(COUNT)
+    with transport.local(2, host={"preload": ["torch"]}) as mesh:
+        actors = mesh.spawn("keeper", mesh_tensor_actors.Keeper, start)
+        assert [bool(it.all()) for it in actors.give.call("start").get(WAIT).values()] == [True] * 2
+
+
+def test_a_result_is_what_it_was_when_it_was_given(trio):
+    keeper = one(trio, 0)
+    keeper.make.call_one("it", COUNT, 1).get(WAIT)
+    given = keeper.give.call_one("it")
+    keeper.fill.call_one("it", 2).get(WAIT)
+    assert given.get(WAIT).sum() == COUNT
+
+
+def test_arguments_may_be_changed_once_the_answer_is_there(trio):
+    source = transport.Engine  # the pool's memory is read where it lies
+    with source(name="caller") as engine:
+        ours = engine.empty(COUNT, torch.float32, access="read")
+        for value in range(20):
+            ours.fill_(value)
+            totals = trio.total.call([ours]).get(WAIT).values()
+            assert totals == [float(value) * COUNT] * 3
+        del ours
+
+
+def bytes_from(owner):
+    """What this process has moved to and from an engine."""
+    peers = [peer for peer in tensors.here().engine.peers if peer.incarnation == owner]
+    return sum(it["bytes"] for peer in peers for it in peer.counters().values() if "bytes" in it)
+
+
+def test_a_remote_tensor_goes_to_a_third_actor_past_the_controller(trio):
+    owner, other = one(trio, 0), one(trio, 1)
+    owner.make.call_one("it", COUNT, 3).get(WAIT)
+    kept = owner.give.options(keep="remote").call_one("it").get(WAIT)
+    assert (kept.shape, kept.dtype, kept.device) == ((COUNT,), "float32", "cpu")
+    before = bytes_from(kept.owner)
+    assert other.fetched.call_one(kept).get(WAIT) == 3 * COUNT
+    assert bytes_from(kept.owner) == before
+    assert owner.fetched.call_one(kept).get(WAIT) == 3 * COUNT
+    assert float(kept[10:20].fetch().sum()) == 30.0
+
+
+def test_it_lives_as_long_as_somebody_has_it(trio):
+    owner, other = one(trio, 0), one(trio, 1)
+    owner.make.call_one("it", COUNT, 3).get(WAIT)
+    kept = owner.give.options(keep="remote").call_one("it").get(WAIT)
+    owner.drop.call_one("it").get(WAIT)
+    other.take.call_one("theirs", kept).get(WAIT)
+    del kept
+    gc.collect()
+    assert other.fetch_error.call_one("theirs", WAIT).get(WAIT) == ("", "")
+    assert comes(lambda: owner.needs.call_one().get(WAIT)[0] == 1)
+    other.drop.call_one("theirs").get(WAIT)
+    assert comes(lambda: owner.needs.call_one().get(WAIT)[0] == 0)
+
+
+def test_a_holder_that_is_killed_holds_nothing(mortal):
+    owner, holder = one(mortal, 0), one(mortal, 1)
+    owner.make.call_one("it", COUNT, 3).get(WAIT)
+    kept = owner.give.options(keep="remote").call_one("it").get(WAIT)
+    holder.take.call_one("theirs", kept).get(WAIT)
+    del kept
+    gc.collect()
+    os.kill(holder.pid.call_one().get(WAIT), signal.SIGKILL)
+    assert comes(lambda: owner.needs.call_one().get(WAIT)[0] == 0)
+    assert one(mortal, 2).total.call_one([torch.ones(COUNT)]).get(WAIT) == COUNT
+
+
+def test_an_owner_that_is_killed_is_a_typed_error(mortal):
+    owner, other = one(mortal, 0), one(mortal, 1)
+    owner.make.call_one("it", COUNT, 3).get(WAIT)
+    kept = owner.give.options(keep="remote").call_one("it").get(WAIT)
+    other.take.call_one("theirs", kept).get(WAIT)
+    os.kill(owner.pid.call_one().get(WAIT), signal.SIGKILL)
+    with pytest.raises(ActorCrashed):
+        owner.pid.call_one().get(WAIT)
+    begin = time.monotonic()
+    with pytest.raises(PeerLost):
+        kept.fetch(timeout=WAIT)
+    assert other.fetch_error.call_one("theirs", WAIT).get(WAIT)[0] == "PeerLost"
+    assert time.monotonic() - begin < WAIT
+    with pytest.raises(ActorError, match="PeerLost"):
+        other.fetched.call_one(kept).get(WAIT)
+
+
+def test_an_actor_that_is_killed_before_its_result_was_read(mortal):
+    owner = one(mortal, 0)
+    owner.make.call_one("it", COUNT, 3).get(WAIT)
+    pid = owner.pid.call_one().get(WAIT)
+    given = owner.give.call_one("it")
+    assert comes(given.done)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorCrashed):
+        owner.pid.call_one().get(WAIT)
+    with pytest.raises(ActorCrashed) as found:
+        given.get(WAIT)
+    assert found.value.rank == 0
+
+
+def test_an_actor_that_stands_still_costs_its_caller_the_deadline_only(mortal):
+    slow = one(mortal, 2)
+    begin = time.monotonic()
+    slow.stop.broadcast()
+    with pytest.raises(ActorCrashed):
+        slow.total.options(deadline=1.0).call_one([torch.ones(COUNT)]).get(WAIT)
+    assert time.monotonic() - begin < WAIT / 2
+
+
+def test_a_thousand_calls_leave_nothing(trio):
+    keeper = one(trio, 0)
+    mine = torch.ones(MIB // 16)  # 256 KiB
+    keeper.take.call_one("it", mine).get(WAIT)
+
+    def used():
+        gc.collect()
+        here = tensors.here()
+        here.engine.peers
+        return len(here.leases), here.engine._core.pool.used_bytes, len(here.engine.regions)
+
+    assert comes(lambda: used()[1] == 0)
+    before, theirs = used(), keeper.needs.call_one().get(WAIT)
+    files = keeper.descriptors.call_one().get(WAIT)
+    for _ in range(250):
+        keeper.total.call_one([mine]).get(WAIT)
+        keeper.give.call_one("it").get(WAIT)
+        keeper.give.options(keep="remote").call_one("it").get(WAIT)
+        keeper.total.call_one([mine])  # nobody waits for it
+    keeper.pid.call_one().get(WAIT)
+    assert comes(lambda: used() == before)
+    assert comes(lambda: keeper.needs.call_one().get(WAIT) == theirs)
+    assert keeper.descriptors.call_one().get(WAIT) <= files + 2

@@ -1,0 +1,85 @@
+"""Actors that hold, pass and lose tensors; tests/processes/test_mesh_tensors.py calls them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from transport import Actor, endpoint
+from transport.errors import TransportError
+from transport.mesh import tensors
+
+
+class Keeper(Actor):
+    """Gives tensors, takes tensors, dies on request."""
+
+    def __init__(self, start=None):
+        self.kept = {} if start is None else {"start": start}
+
+    @endpoint
+    def make(self, name, size, value):
+        self.kept[name] = torch.full((size,), float(value))
+
+    @endpoint
+    def give(self, name):
+        return self.kept[name]
+
+    @endpoint
+    def fill(self, name, value):
+        self.kept[name].fill_(value)
+
+    @endpoint
+    def take(self, name, value):
+        self.kept[name] = value
+
+    @endpoint
+    def total(self, value):
+        return float(sum(part.sum() for part in value))
+
+    @endpoint
+    def fetched(self, remote, timeout=None):
+        return float(remote.fetch(timeout=timeout).sum())
+
+    @endpoint
+    def drop(self, name):
+        del self.kept[name]
+        gc.collect()
+
+    @endpoint
+    def fetch_error(self, name, timeout):
+        """What fetching a remote tensor that is kept here raises, and its text."""
+        try:
+            self.kept[name].fetch(timeout=timeout)
+        except TransportError as error:
+            return type(error).__name__, str(error)
+        return "", ""
+
+    @endpoint
+    def needs(self):
+        """Leases, and bytes of pool memory and regions beyond the engine's own."""
+        if not tensors.is_open():
+            return 0, 0, 0
+        here = tensors.here()
+        gc.collect()
+        here.engine.peers  # gives back what finalizers left
+        return len(here.leases), here.engine._core.pool.used_bytes, len(here.engine.regions)
+
+    @endpoint
+    def opened(self):
+        return tensors.is_open()
+
+    @endpoint
+    def descriptors(self):
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    @endpoint
+    def pid(self):
+        return os.getpid()
+
+    @endpoint
+    def stop(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
