@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from transport.mesh.process_mesh import ProcessMesh as ProcessMesh
     from transport.mesh.remote_tensor import RemoteTensor as RemoteTensor
     from transport.mesh.shape import Point as Point
+    from transport.mesh.sharded import Sharded as Sharded
     from transport.mesh.stream import Stream as Stream
     from transport.mesh.supervision import Policy as Policy
     from transport.mesh.values import ValueMesh as ValueMesh
@@ -138,6 +139,7 @@ _HOMES = {
     "Report": "sharding.run",
     "Settings": "config",
     "Shard": "sharding.placement",
+    "Sharded": "mesh.sharded",
     "StaleRegion": "errors",
     "StateLayout": "sharding.state",
     "Stream": "mesh.stream",

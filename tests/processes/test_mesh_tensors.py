@@ -13,7 +13,17 @@ import pytest
 import torch
 
 import transport
-from transport import ActorCrashed, ActorError, PeerLost
+from transport import (
+    ActorCrashed,
+    ActorError,
+    Layout,
+    LayoutError,
+    Mesh,
+    PeerLost,
+    Replicate,
+    Shard,
+    Sharded,
+)
 from transport.mesh import tensors
 
 MIB = 1 << 20
@@ -206,3 +216,48 @@ def test_a_thousand_calls_leave_nothing(trio):
     assert comes(lambda: used() == before)
     assert comes(lambda: keeper.needs.call_one().get(WAIT) == theirs)
     assert keeper.descriptors.call_one().get(WAIT) <= files + 2
+
+
+# --------------------------------------------------------------------------------- sharded tensors
+WHOLE = torch.arange(256 * 64, dtype=torch.float32).view(256, 64)
+ROWS = Layout.placed(WHOLE.shape, "float32", Mesh((4,)), [Shard(0)])
+COLUMNS = Layout.placed(WHOLE.shape, "bfloat16", Mesh((2,)), [Shard(1)])
+
+
+def test_a_sharded_tensor_arrives_in_another_layout():
+    with (
+        transport.local(4, name="trainers", host={"preload": ["torch"]}) as four,
+        transport.local(2, name="generators", host={"preload": ["torch"]}) as two,
+    ):
+        trainers = four.spawn("trainer", mesh_tensor_actors.Shards, WHOLE, ROWS)
+        generators = two.spawn("generator", mesh_tensor_actors.Shards)
+        whole = Sharded.join(trainers.part.call().get(WAIT))
+        assert whole.ranks == (0, 1, 2, 3)
+        for rank, local in generators.take.call(whole.to(COLUMNS)).get(WAIT).values():
+            expected = WHOLE[:, rank * 32 : (rank + 1) * 32].to(torch.bfloat16)
+            assert torch.equal(local, expected)
+        mine = whole.fetch(Layout.whole(WHOLE.shape, "float32"))
+        assert torch.equal(mine, WHOLE)
+        moved = generators.slice(rank=1).fetch.call_one(whole, COLUMNS).get(WAIT)
+        assert torch.equal(moved, WHOLE[:, 32:].to(torch.bfloat16))
+
+
+def test_a_part_whose_owner_is_killed_is_read_from_another():
+    twice = Layout.placed(WHOLE.shape, "float32", Mesh((2, 2)), [Replicate(), Shard(0)])
+    with transport.local(4, name="trainers", host={"preload": ["torch"]}) as four:
+        trainers = four.spawn("trainer", mesh_tensor_actors.Shards, WHOLE, twice)
+        whole = Sharded.join(trainers.part.call().get(WAIT))
+        target = Layout.whole(WHOLE.shape, "float32")
+        lost = trainers.slice(rank=0)
+        os.kill(lost.pid.call_one().get(WAIT), signal.SIGKILL)
+        with pytest.raises(ActorCrashed):
+            lost.pid.call_one().get(WAIT)
+        assert torch.equal(whole.fetch(target, timeout=WAIT), WHOLE)
+
+
+def test_parts_that_do_not_fit():
+    with pytest.raises(LayoutError, match="rank 0"):
+        Sharded.part(WHOLE, ROWS, rank=0)
+    parts = [Sharded.part(WHOLE[:64], ROWS, 0), Sharded.part(WHOLE[:, :32], COLUMNS, 0)]
+    with pytest.raises(LayoutError, match="different layouts"):
+        Sharded.join(parts)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from transport import Actor, endpoint
+from transport import Actor, Sharded, current_rank, endpoint
 from transport.errors import TransportError
 from transport.mesh import tensors
 
@@ -83,3 +83,31 @@ class Keeper(Actor):
     @endpoint
     def stop(self):
         os.kill(os.getpid(), signal.SIGSTOP)
+
+
+class Shards(Actor):
+    """Has its rank's part of a tensor, and takes parts of others."""
+
+    def __init__(self, whole=None, layout=None):
+        self.layout = layout
+        if whole is not None:
+            box = layout.pieces_of(current_rank().rank)
+            (low,), (size,) = box.offset.tolist(), box.size.tolist()
+            index = tuple(slice(start, start + n) for start, n in zip(low, size))
+            self.local = whole[index].clone()
+
+    @endpoint
+    def part(self):
+        return Sharded.part(self.local, self.layout)
+
+    @endpoint
+    def take(self, local):
+        return current_rank().rank, local
+
+    @endpoint
+    def fetch(self, sharded, layout):
+        return sharded.fetch(layout)
+
+    @endpoint
+    def pid(self):
+        return os.getpid()

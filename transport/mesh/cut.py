@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,7 +36,8 @@ class Piece:
     low: int = 0
     high: int = 0
     views: list[tuple[int, int]] = field(default_factory=list)  # span and elements' bytes of each
-    whole: bool = False  # of a tensor or array that is sent as a thing of its own
+    whole: bool = False  # a tensor or array that is a thing of its own
+    stays: bool = False  # and becomes a RemoteTensor
 
     @property
     def sparse(self) -> bool:
@@ -50,9 +52,9 @@ class Pieces:
         self.all: list[Piece] = []
         self._by_owner: dict[int, int] = {}
 
-    def add(self, owner: Any, *, whole: bool = False) -> int:
+    def add(self, owner: Any, *, whole: bool = False, stays: bool = False) -> int:
         """The number of a new piece."""
-        self.all.append(Piece(owner, whole=whole))
+        self.all.append(Piece(owner, whole=whole, stays=stays))
         return len(self.all) - 1
 
     def of_storage(self, storage: Any, low: int, high: int, nbytes: int) -> int:
@@ -68,17 +70,26 @@ class Pieces:
         return number
 
 
+class Stay(NamedTuple):
+    """Stands for a tensor or array that becomes a RemoteTensor, whatever else does."""
+
+    thing: Any
+
+
+_KINDS = {"ndarray": "numpy", "GpuArray": "gpu", "RemoteTensor": "remote"}
+
+
 class Cutter(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """Writes a value; `pieces` are the memories that were left out.
 
     It is for this very thread and value.
     """
 
-    def __init__(self, file: io.BytesIO, how: Manner, dense: frozenset[int]) -> None:
+    def __init__(self, file: io.BytesIO, remote: bool, dense: frozenset[int]) -> None:
         super().__init__(file, protocol=_PROTOCOL, buffer_callback=self._buffer)
         self.pieces = Pieces()
-        self._remote = how.remote
-        self._receivers = how.receivers
+        self._remote = remote
+        self.passed: list[Any] = []  # tickets of remote tensors
         self._dense = dense  # storages of which one view is sent, without its gaps
         self._reducers = _reducers()
 
@@ -134,24 +145,44 @@ class Cutter(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         return rebuild_gpu_array, (self.pieces.add(array, whole=True),)
 
     def _remote_tensor(self, tensor: Any) -> Any:
-        return sys.modules[type(tensor).__module__].arrive, tensor.pass_on(self._receivers)
+        parts = tensor.parts()
+        self.passed.append(parts[1])
+        return sys.modules[type(tensor).__module__].arrive, parts
+
+    def _sharded(self, sharded: Any) -> Any:
+        """Its parts stay where they are, whatever else does."""
+        parts = {
+            rank: {name: Stay(part) for name, part in tensors.items()}
+            for rank, tensors in sharded.parts.items()
+        }
+        return type(sharded), (parts, sharded.layout)
+
+    def _relaid(self, relaid: Any) -> Any:
+        return rebuild_relaid, (relaid.sharded, relaid.layout)
+
+    def _stay(self, stay: Stay) -> Any:
+        kind = _KINDS.get(type(stay.thing).__name__, "torch")
+        if kind == "remote":
+            return self._remote_tensor(stay.thing)
+        return self._as_remote(stay.thing, kind)
 
     def _as_remote(self, thing: Any, kind: str) -> Any:
-        return rebuild_remote, (self.pieces.add(thing, whole=True), kind)
+        return rebuild_remote, (self.pieces.add(thing, stays=True), kind)
 
 
-class Manner(NamedTuple):
-    """How a value is cut."""
+class Cut(NamedTuple):
+    """A value without its memories, these, and tickets of the remote tensors that it has."""
 
-    remote: bool = False  # each tensor and array becomes a RemoteTensor at the other end
-    receivers: int = 1  # how often it will be joined
+    body: bytes
+    pieces: list[Piece]
+    passed: list[Any]
 
 
-def cut(value: Any, how: Manner) -> tuple[bytes, list[Piece]]:
-    """The value without its memories, and these. Raises what pickling raises."""
-    body, pieces = _cut(value, how, frozenset())
-    sparse = frozenset(id(piece.owner) for piece in pieces if piece.sparse)
-    return _cut(value, how, sparse) if sparse else (body, pieces)
+def cut(value: Any, *, remote: bool = False) -> Cut:
+    """With `remote` tensors and arrays become remote tensors. Raises what pickling raises."""
+    found = _cut(value, remote, frozenset())
+    sparse = frozenset(id(piece.owner) for piece in found.pieces if piece.sparse)
+    return _cut(value, remote, sparse) if sparse else found
 
 
 class Joiner(pickle.Unpickler):
@@ -170,9 +201,12 @@ class Joiner(pickle.Unpickler):
 class Rebuild:
     """Makes values of memories, given by number. Storages are torch's, of the bytes from `low`."""
 
-    def __init__(self, memories: Sequence[Any], lows: Sequence[int]) -> None:
+    def __init__(
+        self, memories: Sequence[Any], lows: Sequence[int], deadline: float = float("inf")
+    ) -> None:
         self._memories = memories
         self._lows = lows
+        self._deadline = deadline
 
     def tensor(
         self,
@@ -201,12 +235,16 @@ class Rebuild:
     def remote(self, number: int, kind: str) -> Any:
         return self._memories[number](kind)
 
+    def relaid(self, sharded: Any, layout: Any) -> Any:
+        left = self._deadline - time.monotonic()
+        return sharded.fetch(layout, timeout=None if left == float("inf") else max(left, 0.0))
 
-def _cut(value: Any, how: Manner, dense: frozenset[int]) -> tuple[bytes, list[Piece]]:
+
+def _cut(value: Any, remote: bool, dense: frozenset[int]) -> Cut:
     with io.BytesIO() as file:
-        cutter = Cutter(file, how, dense)
+        cutter = Cutter(file, remote, dense)
         cutter.dump(value)
-        return file.getvalue(), cutter.pieces.all
+        return Cut(file.getvalue(), cutter.pieces.all, cutter.passed)
 
 
 def _is_plain(tensor: Any) -> bool:
@@ -227,6 +265,7 @@ def _reducers() -> dict[type, Callable[[Cutter, Any], Any]]:
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     gpu = sys.modules.get("transport.memory.gpu_array")
     kept = sys.modules.get("transport.mesh.remote_tensor")
+    sharded = sys.modules.get("transport.mesh.sharded")
     found: dict[type, Callable[[Cutter, Any], Any]] = {}
     if numpy is not None:
         found[numpy.ndarray] = Cutter._array
@@ -234,6 +273,10 @@ def _reducers() -> dict[type, Callable[[Cutter, Any], Any]]:
         found[gpu.GpuArray] = Cutter._gpu_array
     if kept is not None:
         found[kept.RemoteTensor] = Cutter._remote_tensor
+    if sharded is not None:
+        found[sharded.Sharded] = Cutter._sharded
+        found[sharded.Relaid] = Cutter._relaid
+        found[Stay] = Cutter._stay
     if torch is not None and hasattr(torch, "UntypedStorage"):  # it may be half imported
         found[torch.Tensor] = Cutter._tensor
         found[torch.nn.Parameter] = Cutter._parameter
@@ -268,6 +311,10 @@ def rebuild_gpu_array(*arguments: Any) -> Any:
 
 
 def rebuild_remote(*arguments: Any) -> Any:
+    return _elsewhere(*arguments)
+
+
+def rebuild_relaid(*arguments: Any) -> Any:
     return _elsewhere(*arguments)
 
 

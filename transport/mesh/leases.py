@@ -62,11 +62,11 @@ class Notice(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
         return notice
 
 
-def notices(word: Word, tokens: Iterable[bytes]) -> Iterator[Notice]:
+def notices(word: Word, tokens: Iterable[bytes], copies: int = 1) -> Iterator[Notice]:
     """As few as hold all tokens."""
     rest = list(tokens)
     for start in range(0, len(rest), MOST_TOKENS):
-        yield Notice(word, rest[start : start + MOST_TOKENS])
+        yield Notice(word, rest[start : start + MOST_TOKENS], copies)
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from transport.errors import InvalidUse, PeerRefused
-from transport.mesh.cut import Manner, cut
+from transport.mesh.cut import cut
 from transport.types import UNDECODABLE
 
 if TYPE_CHECKING:
@@ -84,8 +84,12 @@ def encode(value: Any, context: Context) -> Payload:
     """Raises what pickling it raises, and InvalidUse for tensors that cannot travel."""
     if context.keep not in ("", "remote"):
         raise InvalidUse(f'keep is "remote" or not given, not {context.keep!r}')
-    body, pieces = cut(value, Manner(context.keep == "remote", context.receivers))
-    if not pieces:
+    body, pieces, passed = cut(value, remote=context.keep == "remote")
+    if passed:
+        from transport.mesh.tensors import here
+
+        here().pass_on(passed, context.receivers)
+    if not pieces and not passed:
         return Payload(body)
     from transport.mesh.sending import Sending
 

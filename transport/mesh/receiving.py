@@ -35,7 +35,7 @@ def receive(body: bytes, memories: Sequence[Memory], deadline: float) -> Any:
         for it, memory in zip(made, memories)
         if memory.kind in ("buffer", "readonly")
     )
-    rebuild = Rebuild(made, [memory.low for memory in memories])
+    rebuild = Rebuild(made, [memory.low for memory in memories], deadline)
     return Joiner(body, buffers, rebuild).load()
 
 

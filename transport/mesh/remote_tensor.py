@@ -97,15 +97,15 @@ class RemoteTensor:
         return torch.empty(shape, dtype=dtype, device=self._device)
 
     # -------------------------------------------------------------------------------------- travels
-    def pass_on(self, copies: int = 1) -> tuple[Any, ...]:
-        """What another process makes it of; the owner knows that so many have it coming."""
-        from transport.mesh.tensors import here
-
-        here().pass_on(self._hold.ticket, copies)
+    def parts(self) -> tuple[RemoteRegion, Ticket, str, str]:
+        """What `arrive` makes it of in another process, which the owner must be told of first."""
         return self._handle, self._hold.ticket, self._kind, self._device
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return arrive, self.pass_on()
+        from transport.mesh.tensors import here
+
+        here().pass_on([self._hold.ticket], 1)
+        return arrive, self.parts()
 
     def __repr__(self) -> str:
         what = f"{self.dtype or 'bytes'}{list(self.shape)}"

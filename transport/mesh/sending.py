@@ -67,8 +67,10 @@ class Sending(Closing):
 
     # --------------------------------------------------------------------------------------- small
     def _small(self, number: int, piece: Piece) -> Memory | _Large:
-        if self._context.keep:
+        if piece.stays:
             return _kept(piece, self._context.receivers)
+        if self._context.keep:
+            raise _not_kept(piece)
         if piece.whole:
             return _Large(number, "gpu", 0, piece.owner, str(piece.owner.device))
         if isinstance(piece.owner, PickleBuffer):
@@ -121,18 +123,19 @@ class Sending(Closing):
 
 
 def _kept(piece: Piece, copies: int) -> Memory:
-    if not piece.whole:
-        what = type(piece.owner).__name__
-        raise InvalidUse(
-            f'keep="remote" is for tensors and arrays in lists, dicts and the like, not for what a'
-            f" {what} is in"
-        )
     from transport.mesh.tensors import here
 
     handle, ticket = here().lease(piece.owner, copies)
     where = str(getattr(piece.owner, "device", "cpu"))
     passed = Ticket(ticket.token, ticket.door.to_bytes())
     return Memory("remote", 0, None, handle.to_bytes(), where, passed)
+
+
+def _not_kept(piece: Piece) -> InvalidUse:
+    return InvalidUse(
+        'keep="remote" is for tensors and arrays in lists, dicts and the like, not for what a '
+        f"{type(piece.owner).__name__} is in"
+    )
 
 
 def _part(storage: Any, low: int, size: int) -> Any:

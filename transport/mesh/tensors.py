@@ -96,10 +96,18 @@ class Tensors(Closing):
         self._wake.set()
         return [held[ticket] for ticket in tickets]
 
-    def pass_on(self, ticket: Ticket, copies: int) -> None:
-        """It is on its way from here to others; returns once the owner knows."""
-        said = self._say(ticket.door, Notice(Word.PASSED, [ticket.token], copies))
-        _settle(said)
+    def pass_on(self, tickets: Iterable[Ticket], copies: int) -> None:
+        """They are on their way from here to others; returns once their owners know."""
+        by_owner: dict[RemoteRegion, list[bytes]] = {}
+        for ticket in tickets:
+            by_owner.setdefault(ticket.door, []).append(ticket.token)
+        said = [
+            self._say(door, notice)
+            for door, tokens in by_owner.items()
+            for notice in notices(Word.PASSED, tokens, copies)
+        ]
+        for transfer in said:
+            _settle(transfer)
 
     def drop(self, ticket: Ticket, said: Transfer | None) -> None:
         """For a finalizer: only remembers it."""
