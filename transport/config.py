@@ -300,6 +300,11 @@ class Settings:
         kinds.PTRACER,
         "who may copy from this process's memory under Yama (PR_SET_PTRACER)",
     )
+    mesh_on: str = _setting(
+        "local",
+        kinds.choice("local", "ranks", "ray", "monarch"),
+        "where transport.processes() starts them when the program does not say",
+    )
     mesh_address: str | None = _setting(
         None,
         kinds.TEXT,
@@ -309,7 +314,8 @@ class Settings:
     mesh_processes: int = _setting(
         1,
         kinds.count(1, 4096),
-        "processes of a mesh for each process that a launcher started",
+        "processes of a mesh on this machine, when the program does not say; for each process that "
+        "a launcher started, or each of Ray's agents",
     )
     log_level: str = _setting(
         "",

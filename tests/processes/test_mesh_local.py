@@ -99,11 +99,22 @@ def test_this_host_does_what_every_host_must():
     count_on("local")
 
 
+def test_the_settings_say_where_and_how_many(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TRANSPORT_MESH_PROCESSES", "2")
+    with transport.processes() as mesh:
+        assert mesh.sizes == {"rank": 2}
+    monkeypatch.setenv("TRANSPORT_MESH_ON", "ranks")
+    with pytest.raises(Unavailable, match="no launcher"):
+        transport.processes()
+
+
 def test_a_host_that_is_not_there_is_named():
     with pytest.raises(InvalidUse, match="local, ranks, ray, monarch"):
         transport.processes(2, on="slurm")
     with pytest.raises(InvalidUse, match="how many"):
-        transport.processes(on="local")
+        transport.processes(on="ray")
+    with pytest.raises(InvalidUse, match="how many"):
+        transport.processes(2, replica=2)
     with pytest.raises(Unavailable, match="no launcher"):
         transport.processes(on="ranks")
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PATIENCE = 60.0
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "launch" / "train.py"
 SECRET = "0123456789abcdef of the tests"
 
 # One program in every process; it goes on after ranks_host in the first alone.
@@ -122,21 +123,26 @@ def test_a_killed_owner_ends_every_process_of_the_job():
 
 
 @pytest.mark.slow
-def test_torchrun_starts_a_mesh(tmp_path: Path):
+def test_torchrun_starts_a_mesh():
     pytest.importorskip("torch", reason="torch: torchrun comes with it")
-    program = tmp_path / "train.py"
-    program.write_text("import mesh_hosts\nmesh_hosts.count_on('ranks')\nprint('well')\n")
     launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [sys.executable, "-m", *launcher, str(program)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TRANSPORT_SECRET": SECRET},
+        [sys.executable, "-m", *launcher, str(EXAMPLE), "--steps=1"],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TRANSPORT_SECRET": SECRET,
+            "TRANSPORT_MESH_ON": "ranks",
+        },
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["well"]  # of the first process alone
+    *places, step = done.stdout.splitlines()  # of the first process alone
+    assert [place.split(":")[0] for place in places] == ["rank 0", "rank 1"]
+    assert step == "step 1 [2.0, 2.0]"
 
 
 # ------------------------------------------------------------------------ the fleet and its agents

@@ -17,6 +17,7 @@ import click
 from transport.cli.bench import bench
 from transport.cli.demo import demo
 from transport.cli.doctor import doctor
+from transport.cli.launch import launch
 from transport.cli.plan import plan
 from transport.cli.topology import topology
 from transport.errors import TransportError
@@ -44,6 +45,7 @@ def commands() -> None:
 commands.add_command(bench)
 commands.add_command(demo)
 commands.add_command(doctor)
+commands.add_command(launch)
 commands.add_command(plan)
 commands.add_command(topology)
 

@@ -28,10 +28,10 @@ _LEAVE_TIMEOUT = 10.0
 class RayHost:
     """`agents` bundles of `resources` each, with `per_agent` processes in each.
 
-    `resources` are Ray's names ({"CPU": 8, "GPU": 8}); `strategy` is a placement group's (PACK,
-    SPREAD, STRICT_PACK, STRICT_SPREAD). `logs` and `options` are those of a local host; each agent
-    has one. Raises InvalidUse before `ray.init()`, Unavailable when the cluster does not have the
-    resources within `timeout` seconds.
+    `resources` are Ray's names ({"CPU": 8, "GPU": 8}), by default a CPU for each process;
+    `strategy` is a placement group's (PACK, SPREAD, STRICT_PACK, STRICT_SPREAD). `logs` and
+    `options` are those of a local host; each agent has one. Raises InvalidUse before `ray.init()`,
+    Unavailable when the cluster does not have the resources within `timeout` seconds.
     """
 
     name = "ray"
@@ -49,7 +49,9 @@ class RayHost:
     ) -> None:
         ray = _ray()
         self.size = agents * per_agent
-        self._group = _reserve(ray, [dict(resources or {"CPU": 1})] * agents, strategy, timeout)
+        self._group = _reserve(
+            ray, [dict(resources or {"CPU": per_agent})] * agents, strategy, timeout
+        )
         try:
             address = ray.util.get_node_ip_address()
             self._fleet, charge = open_fleet(
