@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
 
 import mesh_actors
 import pytest
+from patience import until
 
 import transport
 from transport import ActorError, InvalidUse
@@ -177,6 +179,47 @@ def transport_run(program):
         [sys.executable, str(program)], capture_output=True, text=True, timeout=120
     )
     return done.returncode, done.stdout, done.stderr
+
+
+class Hidden(transport.Actor):
+    @transport.endpoint
+    def size(self):
+        return 1
+
+
+def test_an_endpoint_that_would_be_hidden(mesh):
+    with pytest.raises(InvalidUse, match="size"):
+        mesh.spawn("hidden", Hidden)
+
+
+def test_discarded_actors_clean_up_and_are_gone(mesh, tmp_path):
+    tidy = mesh.spawn("tidy", mesh_actors.Tidy, str(tmp_path / "left"))
+    mesh.discard(tidy)
+    mesh.discard(tidy)
+    with pytest.raises(ActorError, match="no such actor"):
+        tidy.nothing.call().get(60)
+    until(lambda: len(list(tmp_path.iterdir())) == 4)
+
+
+def test_a_flood_waits_for_who_reads_it(probes):
+    """The process is stopped: what it does not read is bounded here, and arrives in the end."""
+    one = probes.slice(replica=0, shard=0)
+    pid, member = one.where.call_one().get(60)[2], one._team.member(0)
+    os.kill(pid, signal.SIGSTOP)
+    block = bytes(16 << 20)
+
+    def flood():
+        for _ in range(8):
+            one.hear.broadcast(block)
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    until(lambda: member.link.full)
+    assert thread.is_alive()
+    os.kill(pid, signal.SIGCONT)
+    thread.join(60)
+    assert list(map(len, one.all_heard.call_one().get(60))) == [len(block)] * 8
+    assert not member.link.full
 
 
 def test_stop_lets_actors_clean_up(tmp_path):

@@ -34,6 +34,11 @@ class ActorMesh:
         return Endpoint(self._team, self._shape, self._actor, self._name, method)
 
     @property
+    def number(self) -> int:
+        """Which they are among all actors of their processes."""
+        return self._actor
+
+    @property
     def name(self) -> str:
         """As given to spawn."""
         return self._name

@@ -107,11 +107,13 @@ class Endpoint(Generic[T]):
         value = payload.encode((args, kwargs), self._context(len(self._shape), end))
         if value.held:  # what it refers to is needed until all have it
             future: Future[None] = Future(len(self._shape), _nothing)
-            self._send_encoded(self._shape.ranks, future, end, value)
+            self._send_encoded(self._shape.ranks, future, end, value, broadcast=True)
             return
         for rank in self._shape.ranks:
+            member = self._team.member(rank)
+            member.await_room(end)
             call = m.Call(0, self._actor, self._method, end - time.monotonic())
-            self._team.member(rank).tell(call, value.data)
+            member.tell(call, value.data)
 
     # -------------------------------------------------------------------------------------- sending
     def _end(self) -> float:
@@ -150,6 +152,8 @@ class Endpoint(Generic[T]):
         sink: Future[Any] | Stream[Any],
         end: float,
         value: payload.Payload,
+        *,
+        broadcast: bool = False,
     ) -> None:
         if value.release is not None:
             sink.finished = value.release
@@ -157,11 +161,14 @@ class Endpoint(Generic[T]):
         left = end - time.monotonic()
 
         def make(number: int) -> m.Call:
-            return m.Call(number, self._actor, self._method, left, value.held, self._keep)
+            return m.Call(
+                number, self._actor, self._method, left, value.held, self._keep, broadcast
+            )
 
         for index, rank in enumerate(ranks):
-            pending = Pending(sink, index, what, end)
-            self._team.member(rank).ask(make, value.data, pending)
+            member = self._team.member(rank)
+            member.await_room(end)
+            member.ask(make, value.data, Pending(sink, index, what, end))
 
     def __repr__(self) -> str:
         return f"<endpoint {self._name}.{self._method} of {self._shape.describe()}>"

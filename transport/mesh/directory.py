@@ -5,6 +5,7 @@ May import door, member, watch, wheel, config.
 
 from __future__ import annotations
 
+import collections
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ class Directory:
         self._moved: dict[tuple[bytes, int], str] = {}
         self._members: dict[str, Member] = {}  # by door
         self._lock = threading.Lock()
+        self._dialling: collections.defaultdict[str, threading.Lock]
+        self._dialling = collections.defaultdict(threading.Lock)  # one slow door delays no other
         self._wheel = wheels.shared()
         self._watch = Watch(lambda: tuple(self._members.values()), self.settings, self._wheel)
 
@@ -46,11 +49,20 @@ class Directory:
     def member(self, mesh: bytes, rank: int, door: str, name: str) -> Member:
         """Whoever has this rank, connected now if it was not before; maybe one that crashed."""
         door = self._moved.get((mesh, rank), door)
+        member = self._members.get(door)
+        if member is not None and member.crash is None:
+            return member
         with self._lock:
+            dialling = self._dialling[door]
+        with dialling:
             member = self._members.get(door)
             if member is None or member.crash is not None:
                 member = self._members[door] = self._connect(rank, door, f"rank {rank} of {name}")
             return member
+
+    def _forget(self, door: str, gone: Member) -> None:
+        if self._members.get(door) is gone:
+            self._members.pop(door, None)
 
     def _connect(self, rank: int, door: str, name: str) -> Member:
         try:
@@ -60,6 +72,7 @@ class Directory:
             member.finish(Cause(text=f"cannot be reached: {error}"))
             return member
         member = Member(rank, "", name, sock, self._wheel)
+        member.on_ended = lambda gone, crash: self._forget(door, gone)
         member.begin()
         return member
 

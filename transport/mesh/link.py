@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from transport.errors import PeerLost, TransportError
 from transport.mesh import messages as m
+from transport.mesh.wheel import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STEP = 1 << 16  # read at once; larger bodies go straight to where they stay
+_FULL = 64 << 20  # bytes that may wait before callers do
 _TURNS = 16  # reads before other links have their turn
 _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
@@ -48,6 +50,8 @@ class Link:
         self._closed = False
         self._sending = threading.Lock()
         self._backlog: collections.deque[memoryview] = collections.deque()
+        self._waiting = 0  # bytes in it
+        self._gates: list[Gate] = []
         self._in = _Incoming(sock, self._dispatch)
         _links.add(self)
 
@@ -56,9 +60,18 @@ class Link:
         self._wheel.add(self._fd, self._ready)
 
     @property
-    def backlog(self) -> int:
-        """Bytes that wait because the other end does not read."""
-        return sum(len(part) for part in tuple(self._backlog))
+    def full(self) -> bool:
+        """Whether so much waits, because the other end does not read, that callers should, too."""
+        return self._waiting > _FULL
+
+    def await_room(self, end: float) -> None:
+        """Blocks until it is not full any more, is lost, or `end` (time.monotonic) has come."""
+        gate = Gate(self._wheel)
+        with self._sending:
+            if not self.full or self._closed:
+                return
+            self._gates.append(gate)
+        self._wheel.wait(gate, end)
 
     def send(self, message: m.Message, body: Body = b"") -> None:
         """Raises PeerLost, or InvalidUse for what is too large."""
@@ -69,6 +82,7 @@ class Link:
             parts = [frame + body] if len(body) < _STEP else [frame, body]
             if self._backlog:
                 self._backlog.extend(map(memoryview, parts))
+                self._waiting += sum(map(len, parts))
             else:
                 self._send_now([memoryview(part) for part in parts])
 
@@ -90,6 +104,7 @@ class Link:
         rest = [part[sent:] for part in parts[:1]]
         rest += [part[max(sent - len(parts[0]), 0) :] for part in parts[1:]]
         self._backlog.extend(part for part in rest if part)
+        self._waiting += sum(map(len, rest))
         if self._backlog:
             self._wheel.want_room(self._fd, True)
 
@@ -98,11 +113,18 @@ class Link:
             while self._backlog:
                 part = self._backlog[0]
                 sent = self._socket.send(part)
+                self._waiting -= sent
+                if not self.full:
+                    self._let_go()
                 if sent < len(part):
                     self._backlog[0] = part[sent:]
                 else:
                     self._backlog.popleft()
             self._wheel.want_room(self._fd, False)
+
+    def _let_go(self) -> None:
+        while self._gates:
+            self._gates.pop().set()
 
     # ------------------------------------------------------------------------------------ receiving
     def _ready(self, events: int) -> None:
@@ -129,6 +151,7 @@ class Link:
         with self._sending:
             self._closed = True
             self._backlog.clear()
+            self._let_go()
             self._wheel.remove(self._fd)
             self._socket.close()
         self._lost(self, error)

@@ -90,6 +90,11 @@ class Answered:
 class Unreachable:
     """The link of a process to which there is none."""
 
+    full = False
+
+    def await_room(self, end: float) -> None:
+        pass
+
     def begin(self) -> None:
         pass
 
@@ -161,6 +166,11 @@ class Member:
         except BaseException:
             self._pending.pop(number, None)
             raise
+
+    def await_room(self, end: float) -> None:
+        """Blocks while more waits to be sent than the process reads. Its link's end lets go."""
+        if self.link.full:
+            self.link.await_room(end)
 
     def tell(self, message: m.Message, body: Body = b"") -> None:
         """What a lost process does not hear is lost with it."""

@@ -67,6 +67,7 @@ class Call(Struct, frozen=True, array_like=True, tag="call"):
     """Run an endpoint. Body: arguments and keywords. Not answered where `number` is 0.
 
     `left`: seconds until nobody waits for it any more. `keep`: where tensors of the result stay.
+    `broadcast`: the answer only says that the body is not needed any more.
     """
 
     number: _Number
@@ -75,6 +76,7 @@ class Call(Struct, frozen=True, array_like=True, tag="call"):
     left: float
     held: bool = False
     keep: _Keep = ""
+    broadcast: bool = False
 
 
 class Answer(Struct, frozen=True, array_like=True, tag="answer"):

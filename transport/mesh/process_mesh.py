@@ -58,9 +58,18 @@ class ProcessMesh(Closing):
         if not name:
             raise InvalidUse("actors have a name, for errors and logs")
         methods = frozenset(endpoints(actor))
+        hidden = methods.intersection(dir(ActorMesh))
+        if hidden:
+            raise InvalidUse(
+                f"an endpoint named {min(hidden)!r} would be hidden by ActorMesh's own"
+            )
         number, made = self._processes.spawn(self._shape, name, actor, args, kwargs)
         made.get()
         return ActorMesh(self._processes, self._shape, number, name, methods)
+
+    def discard(self, actors: ActorMesh) -> None:
+        """Lets these actors clean up and go, in all their processes; calls to them fail then."""
+        self._processes.discard(actors.number)
 
     @property
     def name(self) -> str:

@@ -141,6 +141,15 @@ class Processes:
             self.spawn_on(self.member(rank), spawned, future, index, end)
         return spawned.actor, future
 
+    def discard(self, actor: int) -> None:
+        spawned = self.spawned.pop(actor, None)
+        if spawned is None:
+            return
+        for rank in spawned.shape.ranks:
+            self.member(rank).tell(m.Forget(actor))
+        if spawned.value.release is not None:
+            spawned.value.release()
+
     def spawn_on(
         self, member: Member, spawned: Spawned, sink: Future[Any], index: int, end: float
     ) -> None:

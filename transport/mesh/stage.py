@@ -246,6 +246,7 @@ class Stage:
         call = job.message
         if call.number:
             self._fail(job.link, call.number, error)
+        if call.number and not call.broadcast:
             return
         name = f"{self._spawn.name}.{call.method}"
         self._crash = ActorCrashed(

@@ -44,7 +44,8 @@ class Watch:
         return min([self._next_ping, *(member.check(now) for member in self._members())])
 
     def _ping(self, member: Member, now: float) -> None:
-        if member.crash is not None:
+        starting = member.process is not None and member.ready is None
+        if member.crash is not None or starting:  # it may import for longer than that
             return
         silent = now - member.heard
         if silent > self._settings.heartbeat_timeout:
