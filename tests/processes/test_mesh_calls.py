@@ -149,8 +149,9 @@ def test_async_endpoints_wait_for_each_other(mesh):
     assert meeting.seen.call_one().get(60) == list(range(10))
     meeting.open.call_one().get(60)
     assert [future.get(60) for future in waiting] == list(range(10))
-    with pytest.raises(ActorError, match="async"):
-        meeting.fail.call_one().get(60)
+    for method, name in (("fail", "async"), ("cancel", "Cancelled"), ("interrupt", "Keyboard")):
+        with pytest.raises(ActorError, match=name):
+            getattr(meeting, method).call_one().get(60)
 
 
 def test_a_process_of_plain_actors_is_light(probes):

@@ -14,7 +14,7 @@ import pytest
 from patience import until
 
 import transport
-from transport import ActorCrashed, ActorError, Settings
+from transport import ActorCrashed, ActorError, InvalidUse, Settings
 
 
 @pytest.fixture
@@ -160,3 +160,44 @@ def await_end(pid):
     ended = poll.poll(30_000)
     os.close(handle)
     assert ended, f"process {pid} lives on"
+
+
+def test_an_owner_that_was_stopped_does_not_blame_its_processes(tmp_path):
+    """Nobody could be heard while it was; all that have answered since are alive."""
+    program = (
+        "import sys, mesh_actors, transport\n"
+        "settings = transport.Settings.from_env(heartbeat=0.05, heartbeat_timeout=0.4)\n"
+        "mesh = transport.local(2, settings=settings)\n"
+        "probes = mesh.spawn('probe', mesh_actors.Probe)\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print(probes.add.call(1).get(60).values(), mesh.crashed, flush=True)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        text=True,
+    )
+    with owner:
+        assert owner.stdout.readline() == "ready\n"
+        owner.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, owner.pid, os.WSTOPPED | os.WNOWAIT)
+        select.select([], [], [], 1.0)  # longer than a silence that would be the end
+        owner.send_signal(signal.SIGCONT)
+        out, _ = owner.communicate("go on\n", timeout=60)
+    assert out == "[1, 1] {}\n"
+
+
+def test_a_forked_child_is_told_so(probes):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            probes.add.call(1)
+        except InvalidUse:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert probes.add.call(1).get(60).values() == [11] * 3

@@ -109,6 +109,14 @@ class Meeting(Actor):
     async def fail(self):
         raise KeyError("async")
 
+    @endpoint
+    async def cancel(self):
+        raise asyncio.CancelledError
+
+    @endpoint
+    def interrupt(self):
+        raise KeyboardInterrupt
+
 
 class Tidy(Actor):
     """Writes a file when it is cleaned up."""

@@ -6,6 +6,7 @@ May import door, member, watch, wheel, config.
 from __future__ import annotations
 
 import collections
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -102,7 +103,7 @@ class Elsewhere:
         here().check()
 
 
-_here: Directory | None = None
+_here: tuple[int, Directory] | None = None
 _making = threading.Lock()
 
 
@@ -110,9 +111,9 @@ def here() -> Directory:
     """This process's."""
     global _here
     with _making:
-        if _here is None:
-            _here = Directory()
-        return _here
+        if _here is None or _here[0] != os.getpid():
+            _here = os.getpid(), Directory()
+        return _here[1]
 
 
 def team(mesh: bytes, name: str, doors: Mapping[int, str]) -> Team:

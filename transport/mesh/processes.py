@@ -5,6 +5,7 @@ payload, process, shape, wheel, config.
 from __future__ import annotations
 
 import functools
+import os
 import secrets
 import threading
 import time
@@ -61,6 +62,7 @@ class Processes:
         here().owned[self.id] = self
         self.spawned: dict[int, Spawned] = {}
         self.stopped = False
+        self._pid = os.getpid()
         self.supervisor = Supervisor(self, Policy(), None)
         self._wheel = wheels.shared()
         self._members: list[Member] = []
@@ -83,6 +85,11 @@ class Processes:
     def member(self, rank: int) -> Member:
         if self.stopped:
             raise InvalidUse(f"the mesh {self.name} is stopped")
+        if os.getpid() != self._pid:
+            raise InvalidUse(
+                f"the mesh {self.name} belongs to the process that was forked to make this one; "
+                "start a mesh here, or start processes without fork"
+            )
         return self._members[rank]
 
     # ---------------------------------------------------------------------------------------- start

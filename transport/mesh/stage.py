@@ -131,7 +131,9 @@ class Stage:
         try:
             method, arguments, keywords = self._prepare(job)
             result = method(self._instance, *arguments, **keywords)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # whatever it is, somebody waits for it
             self._failed(job, error)
         else:
             self._answer(job.link, job.message.number, result, job.message.keep)
@@ -195,7 +197,9 @@ class Stage:
         try:
             method, arguments, keywords = self._prepare(job)
             result = await method(self._instance, *arguments, **keywords)
-        except Exception as error:
+        except SystemExit:
+            raise
+        except BaseException as error:  # CancelledError, too: somebody waits for it
             self._failed(job, error)
         else:
             self._answer(job.link, job.message.number, result, job.message.keep)
@@ -242,7 +246,7 @@ class Stage:
             self._server.release(link, number)
             self._fail(link, number, error)
 
-    def _failed(self, job: Job, error: Exception) -> None:
+    def _failed(self, job: Job, error: BaseException) -> None:
         call = job.message
         if call.number:
             self._fail(job.link, call.number, error)
@@ -257,7 +261,7 @@ class Stage:
         with contextlib.suppress(PeerLost):
             self.owner.send(m.Fault(self._spawn.actor, call.method), failure.pack(error, skip=1))
 
-    def _fail(self, link: Link, number: int, error: Exception) -> None:
+    def _fail(self, link: Link, number: int, error: BaseException) -> None:
         with contextlib.suppress(PeerLost):
             packed = failure.pack(error, skip=1, own=error is self._crash)
             link.send(m.Answer(number, False), packed)

@@ -24,7 +24,7 @@ class Watch:
         self._members = members
         self._settings = settings
         self._wheel = wheel
-        self._next_ping = 0.0
+        self._next_ping = time.monotonic()
         wheel.attend(self._duty)
 
     def check(self) -> None:
@@ -37,11 +37,18 @@ class Watch:
         self._wheel.dismiss(self._duty)
 
     def _duty(self, now: float) -> float:
+        if now > self._next_ping + self._settings.heartbeat_timeout / 2:
+            self._excuse(now)
         if now >= self._next_ping:
             self._next_ping = now + self._settings.heartbeat
             for member in self._members():
                 self._ping(member, now)
         return min([self._next_ping, *(member.check(now) for member in self._members())])
+
+    def _excuse(self, now: float) -> None:
+        """This process was stopped, or its Python was: nobody could be heard meanwhile."""
+        for member in self._members():
+            member.heard = max(member.heard, now)
 
     def _ping(self, member: Member, now: float) -> None:
         starting = member.process is not None and member.ready is None
