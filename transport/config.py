@@ -137,7 +137,9 @@ class Settings:
         "where none can, off keeps NICs away from it",
     )
     providers: tuple[str, ...] = _setting(
-        ("gpu_ipc", "shm", "verbs", "tcp"), kinds.NAMES, "ways to move bytes, most wanted first"
+        ("gpu_ipc", "shm", "verbs", "tcp", "staged"),
+        kinds.NAMES,
+        "ways to move bytes, most wanted first",
     )
     tcp_streams: int = _setting(
         4,

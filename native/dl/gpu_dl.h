@@ -92,6 +92,10 @@
     X(required, int, pinned_alloc, "cuMemHostAlloc", "", 2020, "hipHostMalloc", \
       (void **address, size_t bytes, unsigned flags)) \
     X(required, int, pinned_free, "cuMemFreeHost", "", 2000, "hipHostFree", (void *address)) \
+    X(required, int, host_register, "cuMemHostRegister", "_v2", 6050, "hipHostRegister", \
+      (void *address, size_t bytes, unsigned flags)) \
+    X(required, int, host_unregister, "cuMemHostUnregister", "", 4000, "hipHostUnregister", \
+      (void *address)) \
     /* order */ \
     X(required, int, stream_open, "cuStreamCreate", "", 2000, "hipStreamCreateWithFlags", \
       (void **stream, unsigned flags)) \

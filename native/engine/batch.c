@@ -109,9 +109,12 @@ struct bounds {
 
 /* A region is counted in before it is looked whether it is still open; closing one does it the
  * other way round, so that at least one of the two notices the other. */
-static int use_region(struct tn_region *region)
+static int use_region(const struct tn_transfer *transfer, struct tn_region *region)
 {
     tn_region_use(region);
+    if (transfer
+            ->errand) /* a part of what has begun: it goes on while the region is being closed */
+        return TN_OK;
     atomic_thread_fence(memory_order_seq_cst);
     if (!atomic_load(&region->revoked))
         return TN_OK;
@@ -143,7 +146,7 @@ static int add_region(struct tn_transfer *transfer, struct tn_region *region)
             return TN_OK;
     int status = count < transfer->room_regions ? TN_OK : grow_regions(transfer);
     if (status == TN_OK)
-        status = use_region(region);
+        status = use_region(transfer, region);
     if (status == TN_OK)
         transfer->regions[transfer->n_regions++] = region;
     transfer->split |= region->remote.key_span != 0;
@@ -294,6 +297,7 @@ static void init(struct tn_transfer *transfer, struct tn_engine *engine,
     transfer->allowed = batch->providers;
     transfer->n_remotes = batch->n_remotes;
     transfer->n_ranges = batch->n_ranges;
+    transfer->n_keys = batch->n_keys;
     transfer->notify_length = batch->notify_length;
     transfer->notify_remote = batch->notify_remote;
     transfer->operand = batch->operand;
@@ -307,7 +311,7 @@ static void init(struct tn_transfer *transfer, struct tn_engine *engine,
 }
 
 int tn_transfer_make(struct tn_engine *engine, const struct tn_batch *batch,
-                     struct tn_transfer **out)
+                     struct tn_errand *errand, struct tn_transfer **out)
 {
     int status = check_head(batch);
     if (status != TN_OK)
@@ -316,6 +320,7 @@ int tn_transfer_make(struct tn_engine *engine, const struct tn_batch *batch,
     if (!transfer)
         return tn_fail(TN_NOMEM, "no memory for a transfer");
     init(transfer, engine, batch);
+    transfer->errand = errand;
     status = make_room(transfer, batch);
     if (status == TN_OK)
         status = take_ranges(transfer, batch);
@@ -337,7 +342,7 @@ void tn_transfer_unuse_regions(struct tn_transfer *transfer)
 int tn_transfer_use_regions(struct tn_transfer *transfer)
 {
     for (uint64_t i = 0; i < transfer->n_regions; i++) {
-        int status = use_region(transfer->regions[i]);
+        int status = use_region(transfer, transfer->regions[i]);
         if (status == TN_OK)
             continue;
         while (i--)

@@ -77,6 +77,12 @@ static void init_host(struct tn_engine *engine)
     engine->host.lend = host_lend;
     engine->host.unlend = host_unlend;
     engine->host.mover = host_mover;
+    engine->host.carry = tn_errand_carry;
+    engine->host.recall = tn_errand_recall;
+    engine->host.pin = tn_pinned_pin;
+    engine->host.unpin = tn_pinned_unpin;
+    engine->host.keep = tn_errand_keep;
+    engine->host.unkeep = tn_errand_unkeep;
 }
 
 static int check_options(const struct tn_engine_options *options)
@@ -96,6 +102,7 @@ static void free_all(struct tn_engine *engine)
     tn_notify_fini(engine);
     tn_fences_fini(&engine->fences);
     tn_holds_fini(&engine->holds);
+    tn_pinned_fini(engine);
     if (engine->host.regions)
         tn_regions_close(engine->host.regions);
     if (engine->segments)
@@ -127,6 +134,7 @@ int tn_engine_open(const struct tn_engine_options *options, struct tn_engine **o
     tn_notify_init(engine);
     tn_fences_init(&engine->fences);
     tn_holds_init(&engine->holds);
+    tn_pinned_init(&engine->pinned);
     status = tn_events_init(engine);
     if (status == TN_OK)
         status = tn_regions_open(options->max_regions, &engine->host.regions);
@@ -181,7 +189,7 @@ static bool is_drained(struct tn_engine *engine)
     pthread_mutex_lock(&engine->active_lock);
     drained = drained && tn_list_empty(&engine->active);
     pthread_mutex_unlock(&engine->active_lock);
-    return drained && tn_fences_idle(&engine->fences);
+    return drained && tn_fences_idle(&engine->fences) && atomic_load(&engine->kept) == 0;
 }
 
 void tn_engine_close(struct tn_engine *engine)

@@ -1,8 +1,8 @@
 /* The engine's own structures; nothing outside this room sees them.
  *
  * Locks, outermost first: engine.lock > link locks > peer.lock > transfer.lock > notify_lock >
- * leaves (active_lock, settle_lock, work_lock, events_lock, fences.lock, holds.lock, queue.lock). A
- * leaf is never held while anything else is called.
+ * leaves (active_lock, settle_lock, work_lock, events_lock, fences.lock, holds.lock, pinned.lock,
+ * queue.lock). A leaf is never held while anything else is called.
  */
 #ifndef TN_ENGINE_ENGINE_H
 #define TN_ENGINE_ENGINE_H
@@ -67,6 +67,13 @@ struct tn_holds {
     uint32_t next_word;
 };
 
+/* Pinned memory of providers; see pinned.c. */
+struct tn_pinned {
+    pthread_mutex_t lock; /* a leaf */
+    struct tn_list held, leaving;
+    _Atomic bool unpinned; /* `leaving` is not empty */
+};
+
 struct tn_engine {
     struct tn_host host; /* first: a host pointer is an engine pointer */
     struct tn_engine_options options;
@@ -122,6 +129,8 @@ struct tn_engine {
 
     struct tn_fences fences;
     struct tn_holds holds;
+    struct tn_pinned pinned;
+    _Atomic uint64_t kept; /* see tn_host.keep */
     /* GPUs whose kernels may not see yet what a NIC has written, as bits; see flush.c. */
     _Atomic uint64_t unordered;
 
@@ -221,6 +230,22 @@ void tn_holds_init(struct tn_holds *holds);
 void tn_holds_fini(struct tn_holds *holds);
 void tn_holds_release(struct tn_transfer *transfer);
 
+/* errand.c */
+int tn_errand_carry(struct tn_host *host, struct tn_peer *peer, const struct tn_batch *batch,
+                    struct tn_errand *errand);
+void tn_errand_recall(struct tn_host *host, struct tn_errand *errand);
+void tn_errand_keep(struct tn_host *host, struct tn_peer *peer);
+void tn_errand_unkeep(struct tn_host *host, struct tn_peer *peer);
+
+/* pinned.c */
+void tn_pinned_init(struct tn_pinned *pinned);
+/* Once no link is there any more, and all regions were closed in the providers. */
+void tn_pinned_fini(struct tn_engine *engine);
+int tn_pinned_pin(struct tn_host *host, uint64_t bytes, uint32_t access, struct tn_region **out);
+void tn_pinned_unpin(struct tn_host *host, struct tn_region *region);
+/* Driver only: gives back what nobody can touch any more; when to look next. */
+uint64_t tn_pinned_run(struct tn_engine *engine, uint64_t now);
+
 /* flush.c */
 void tn_flush_note(struct tn_region *region); /* a region of GPU memory that NICs write to */
 /* Whether GPUs have to be told of what came, before anybody else is. */
@@ -240,7 +265,7 @@ bool tn_work_pending(struct tn_engine *engine);
 /* Checks everything and copies it; the local regions are counted in. Nothing has begun: the
  * transfer is quiet, and the caller's. */
 int tn_transfer_make(struct tn_engine *engine, const struct tn_batch *batch,
-                     struct tn_transfer **out);
+                     struct tn_errand *errand, struct tn_transfer **out);
 /* Counts its local regions in, unless one is closed, and out. */
 int tn_transfer_use_regions(struct tn_transfer *transfer);
 void tn_transfer_unuse_regions(struct tn_transfer *transfer);

@@ -13,7 +13,7 @@
 int tn_prepare(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out)
 {
     struct tn_transfer *transfer;
-    int status = tn_transfer_make(peer->engine, batch, &transfer);
+    int status = tn_transfer_make(peer->engine, batch, NULL, &transfer);
     if (status != TN_OK)
         return status;
     tn_transfer_unuse_regions(transfer);

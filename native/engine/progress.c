@@ -162,6 +162,8 @@ static uint64_t run_chores(struct tn_engine *engine)
     tick = links < tick ? links : tick;
     uint64_t fences = tn_fences_run(engine, now);
     tick = fences < tick ? fences : tick;
+    uint64_t pinned = tn_pinned_run(engine, now);
+    tick = pinned < tick ? pinned : tick;
     expire(engine, now);
     tn_settle_run(engine);
     pthread_mutex_lock(&engine->active_lock);

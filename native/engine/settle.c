@@ -76,6 +76,8 @@ static void finish(struct tn_engine *engine, struct tn_transfer *transfer)
     tn_progress_announce(engine); /* somebody may wait for the end, or for the quiet */
     if (abandoned)
         tn_events_retired(engine, transfer);
+    if (transfer->errand)
+        transfer->errand->over(transfer->errand);
     tn_transfer_unreference(transfer);
     tn_peer_unreference(peer);
 }

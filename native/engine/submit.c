@@ -260,7 +260,7 @@ int tn_transfer_begin(struct tn_peer *peer, struct tn_transfer *transfer, uint64
 int tn_submit(struct tn_peer *peer, const struct tn_batch *batch, struct tn_transfer **out)
 {
     struct tn_transfer *transfer;
-    int status = tn_transfer_make(peer->engine, batch, &transfer);
+    int status = tn_transfer_make(peer->engine, batch, NULL, &transfer);
     if (status != TN_OK)
         return status;
     *out = transfer;

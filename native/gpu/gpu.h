@@ -43,6 +43,9 @@ int tn_gpu_ipc_close(int device, uint64_t address);
 int tn_gpu_peer_access(int device, int peer); /* enables it: TN_OK also where it is enabled */
 int tn_gpu_pinned_alloc(uint64_t bytes, void **out);
 int tn_gpu_pinned_free(void *address);
+int tn_gpu_host_register(void *address,
+                         uint64_t bytes); /* pins memory that is there, for all GPUs */
+int tn_gpu_host_unregister(void *address);
 
 /* ---- order */
 int tn_gpu_stream_open(int device, void **stream);

@@ -235,6 +235,34 @@ int tn_gpu_pinned_free(void *address)
     return status;
 }
 
+int tn_gpu_host_register(void *address, uint64_t bytes)
+{
+    struct tn_gpu *gpu;
+    struct tn_gpu_scope scope;
+    int status = tn_gpu_get(&gpu);
+    if (status == TN_OK)
+        status = enter_any(gpu, &scope);
+    if (status != TN_OK)
+        return status;
+    status = TN_GPU_CALL(gpu, host_register, address, bytes, CU_MEMHOSTREGISTER_PORTABLE);
+    tn_gpu_leave(&scope);
+    return status;
+}
+
+int tn_gpu_host_unregister(void *address)
+{
+    struct tn_gpu *gpu;
+    struct tn_gpu_scope scope;
+    int status = tn_gpu_get(&gpu);
+    if (status == TN_OK)
+        status = enter_any(gpu, &scope);
+    if (status != TN_OK)
+        return status;
+    status = TN_GPU_CALL(gpu, host_unregister, address);
+    tn_gpu_leave(&scope);
+    return status;
+}
+
 /* ---- what an address is */
 int tn_gpu_pointer(uint64_t address, struct tn_gpu_pointer *out)
 {

@@ -23,6 +23,7 @@
 #include "transport/notification.h"
 #include "transport/shm.h"
 #include "transport/gpu_ipc.h"
+#include "transport/staged.h"
 #include "transport/verbs.h"
 #include "transport/gpu.h"
 #include "transport/device.h"

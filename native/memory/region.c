@@ -300,6 +300,18 @@ int tn_regions_acquire(struct tn_regions *regions, uint64_t number, uint64_t gen
     return status;
 }
 
+int tn_region_check_memory(const struct tn_region *region)
+{
+    struct tn_device_extent extent;
+    if (!region->identity)
+        return TN_OK;
+    int status = tn_device_extent(region->remote.address, region->remote.length, &extent);
+    if (status == TN_OK ? extent.identity == region->identity : status != TN_INVALID)
+        return status;
+    return tn_fail(TN_STALE, "the GPU memory of region %llu was freed while the region was open",
+                   (unsigned long long)region->remote.number);
+}
+
 void tn_region_use(struct tn_region *region)
 {
     atomic_fetch_add_explicit(&region->users, 1, memory_order_relaxed);

@@ -72,6 +72,9 @@ int tn_regions_acquire(struct tn_regions *regions, uint64_t number, uint64_t gen
 int tn_regions_acquire_any(struct tn_regions *regions, uint64_t number, uint64_t generation,
                            const uint8_t key[TN_KEY_BYTES], uint64_t offset, uint64_t length,
                            uint32_t access, struct tn_region **out);
+/* Of GPU memory: TN_STALE where its owner has freed it under the region, and others have it by now.
+ */
+int tn_region_check_memory(const struct tn_region *region);
 void tn_region_use(struct tn_region *region);
 void tn_region_unuse(struct tn_region *region);
 

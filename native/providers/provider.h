@@ -17,8 +17,9 @@
 #include "memory/region.h"
 #include "transport_native.h"
 
-#define TN_PROVIDER_ABI 7
+#define TN_PROVIDER_ABI 8
 
+struct tn_errand;
 struct tn_host;
 struct tn_mover;
 struct tn_transfer;
@@ -80,6 +81,21 @@ struct tn_host {
     void (*unlend)(struct tn_host *host, uint32_t number);
     /* The engine's GPU copies, which begin to be there at the first call. */
     int (*mover)(struct tn_host *host, struct tn_mover **out);
+
+    /* Moves a part of one of the provider's own transfers as a transfer of its own, checked as in
+     * tn_submit, over whichever of the peer's links accepts it; errand->over tells its end.
+     * Negative: it has not begun. Never under a lock. */
+    int (*carry)(struct tn_host *host, struct tn_peer *peer, const struct tn_batch *batch,
+                 struct tn_errand *errand);
+    void (*recall)(struct tn_host *host, struct tn_errand *errand); /* cancels it; as carry */
+    /* Host memory that GPUs copy from and to as fast as they can, and a region of it. */
+    int (*pin)(struct tn_host *host, uint64_t bytes, uint32_t access, struct tn_region **out);
+    /* Revokes it. The memory goes back once nobody can touch it any more. */
+    void (*unpin)(struct tn_host *host, struct tn_region *region);
+    /* Work for the peer is under way that is no transfer: its links are not freed meanwhile, and
+     * the engine's end waits for it. */
+    void (*keep)(struct tn_host *host, struct tn_peer *peer);
+    void (*unkeep)(struct tn_host *host, struct tn_peer *peer);
 
     /* Sends a message to the peer's link of the same provider, over the authenticated stream: in
      * order, and never lost while the peer is up. TN_AGAIN: too many wait to be sent. */

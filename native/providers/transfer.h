@@ -40,6 +40,14 @@ struct tn_share {
     uint64_t left; /* bytes */
 };
 
+/* A transfer that a link has made, to move a part of another one: see tn_host.carry. */
+struct tn_errand {
+    /* It is quiet. On any thread, perhaps within another link's code and under its lock: keep it
+     * for a tick. */
+    void (*over)(struct tn_errand *errand);
+    struct tn_transfer *transfer; /* a reference, which the link drops when it has seen the end */
+};
+
 struct tn_transfer {
     struct tn_host *host;
     struct tn_peer *peer;
@@ -68,7 +76,7 @@ struct tn_transfer {
     struct tn_outer *outers; /* of ranges that have bytes; no count is 0 */
     uint32_t *keys;          /* tables of the remotes that have a key_span */
     bool split;              /* some region on either side has a key_span */
-    uint64_t n_remotes, n_ranges;
+    uint64_t n_remotes, n_ranges, n_keys;
     uint64_t bytes; /* total */
     /* The local regions of its ranges, each once (or, where there are many, a few times). */
     struct tn_region **regions, *few_regions[TN_TRANSFER_FEW];
@@ -117,9 +125,10 @@ struct tn_transfer {
     struct tn_queue *watcher;
     struct tn_list retired;
 
-    struct tn_fence *fence; /* what it waits for before it begins; NULL: nothing. A reference */
-    struct tn_hold *holds;  /* streams that wait for it; under lock */
-    bool flushing;          /* its bytes have come, and GPUs are to be told of them */
+    struct tn_errand *errand; /* NULL: somebody outside has submitted it */
+    struct tn_fence *fence;   /* what it waits for before it begins; NULL: nothing. A reference */
+    struct tn_hold *holds;    /* streams that wait for it; under lock */
+    bool flushing;            /* its bytes have come, and GPUs are to be told of them */
     bool flushed;
 
     /* Of a prepared transfer (prepared.c): */

@@ -65,7 +65,7 @@ struct gpu_reply {
 
 struct gpu_pair_options {
     const char *which, *settings, *far_settings; /* of the doubles; far NULL: the same */
-    bool no_ipc, tcp;
+    bool no_ipc, tcp, staged;
     uint32_t gpu_direct;
     uint64_t chunk_bytes;
 };
@@ -80,6 +80,7 @@ void gpu_pair_open(struct gpu_pair *pair, const struct gpu_pair_options *options
 void gpu_pair_close(struct gpu_pair *pair); /* the other process, too */
 void gpu_pair_kill(struct gpu_pair *pair);
 struct gpu_reply gpu_ask(struct gpu_pair *pair, struct gpu_request request);
+void gpu_tell(struct gpu_pair *pair, struct gpu_request request); /* and no answer is waited for */
 /* Region and memory in one: `length` bytes at an odd offset. */
 struct tn_remote gpu_make(struct gpu_pair *pair, enum gpu_memory kind, uint64_t length,
                           uint8_t seed, uint32_t *index);

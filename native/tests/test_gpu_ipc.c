@@ -14,6 +14,7 @@
 #include "providers/provider.h"
 #include "tests/check.h"
 #include "tests/gpu_double.h"
+#include "tests/gpu_near.h"
 #include "tests/gpu_pair.h"
 
 static const char *which; /* "cuda" or "hip" */
@@ -26,25 +27,6 @@ static void check(struct tn_transfer *transfer, int status, const char *path)
     if (status == TN_OK)
         CHECK_TEXT(result.provider == TN_PROVIDER_GPU_IPC && !strcmp(result.path, path),
                    result.path);
-}
-
-static uint64_t differs(struct gpu_pair *pair, uint32_t index, uint64_t offset, uint64_t length,
-                        uint8_t seed)
-{
-    return (uint64_t)gpu_ask(pair, (struct gpu_request){.command = GPU_VERIFY,
-                                                        .index = index,
-                                                        .offset = offset,
-                                                        .length = length,
-                                                        .seed = seed})
-        .value;
-}
-
-static int close_far(struct gpu_pair *pair, uint32_t index)
-{
-    int status = gpu_ask(pair, (struct gpu_request){.command = GPU_CLOSE, .index = index}).status;
-    if (status == TN_OK)
-        gpu_ask(pair, (struct gpu_request){.command = GPU_FREE, .index = index});
-    return status;
 }
 
 /* Nothing of the driver's is left here, and the other process's memory has gone back to it. */
@@ -75,14 +57,14 @@ static void exchange(struct gpu_pair *pair, enum gpu_memory far, enum gpu_memory
     CHECK(gpu_owned_differs(&mine, 0, 8, 99) == 8);
     gpu_owned_fill(&mine, 64, bytes, 2);
     check(gpu_begin(pair, TN_OP_WRITE, &remote, 0, region, mine.address + 64, bytes), TN_OK, path);
-    CHECK(differs(pair, index, 0, bytes, 2) == bytes);
+    CHECK(gpu_far_differs(pair, index, 0, bytes, 2) == bytes);
     /* A small part in the middle, across the border of two pieces. */
     gpu_owned_fill(&mine, 0, 1000, 3);
     check(gpu_begin(pair, TN_OP_WRITE, &remote, 2 * MIB - 900, region, mine.address, 1000), TN_OK,
           path);
-    CHECK(differs(pair, index, 2 * MIB - 900, 1000, 3) == 1000);
-    CHECK(differs(pair, index, 0, bytes, 2) == 2 * MIB - 900);
-    CHECK(close_far(pair, index) == TN_OK);
+    CHECK(gpu_far_differs(pair, index, 2 * MIB - 900, 1000, 3) == 1000);
+    CHECK(gpu_far_differs(pair, index, 0, bytes, 2) == 2 * MIB - 900);
+    CHECK(gpu_far_close(pair, index) == TN_OK);
     CHECK(tn_region_close(region, LONG) == TN_OK);
     tn_region_release(region);
     gpu_owned_free(&mine);
@@ -104,20 +86,6 @@ static void test_kinds(void)
 }
 
 /* ---- taking memory back ---------------------------------------------------------------------- */
-static struct tn_region *near_buffer(struct gpu_pair *pair, enum gpu_memory kind, int device,
-                                     uint64_t bytes, struct gpu_owned *out)
-{
-    gpu_owned_make(pair->engine, kind, device, bytes, out);
-    return gpu_owned_register(pair->engine, out, 0, bytes, TN_READ | TN_WRITE);
-}
-
-static void near_free(struct tn_region *region, struct gpu_owned *owned)
-{
-    CHECK(tn_region_close(region, LONG) == TN_OK);
-    tn_region_release(region);
-    gpu_owned_free(owned);
-}
-
 /* A close waits for the copy that is under way, and nothing begins after it. */
 static void test_close_waits(void)
 {
@@ -127,7 +95,7 @@ static void test_close_waits(void)
     for (enum gpu_memory kind = GPU_VIRTUAL; kind <= GPU_LEGACY; kind++) {
         struct gpu_owned mine;
         uint32_t index;
-        struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+        struct tn_region *region = gpu_near_open(&pair, GPU_VIRTUAL, 0, MIB, &mine);
         struct tn_remote remote = gpu_make(&pair, kind, MIB, 4, &index);
         check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, MIB), TN_OK,
               kind == GPU_LEGACY ? "ipc" : "vmm");
@@ -147,7 +115,7 @@ static void test_close_waits(void)
         gpu_ask(&pair, (struct gpu_request){.command = GPU_FREE, .index = index});
         CHECK(gpu_far_count(&pair, "physical") == 0);
         check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, MIB), TN_STALE, "");
-        near_free(region, &mine);
+        gpu_near_close(region, &mine);
     }
     gpu_pair_close(&pair);
 }
@@ -160,7 +128,7 @@ static void test_cancel_and_deadline(void)
     struct gpu_pair_options options = {.which = which, .settings = ""};
     struct gpu_owned mine;
     gpu_pair_open(&pair, &options);
-    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_VIRTUAL, 0, MIB, &mine);
     struct tn_remote remote = gpu_make(&pair, GPU_VIRTUAL, MIB, 4, NULL);
     check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, MIB), TN_OK, "vmm");
     gpu_set("hold", 1);
@@ -174,7 +142,7 @@ static void test_cancel_and_deadline(void)
     gpu_set("hold", 0);
     CHECK(tn_transfer_wait_quiet(transfer, LONG) == 1);
     tn_transfer_release(transfer);
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     gpu_pair_close(&pair);
 }
 
@@ -188,7 +156,7 @@ static void test_owner_dies(void)
     struct gpu_owned mine;
     struct tn_result result;
     gpu_pair_open(&pair, &options);
-    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_VIRTUAL, 0, MIB, &mine);
     struct tn_remote remote = gpu_make(&pair, GPU_VIRTUAL, MIB, 4, NULL);
     check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, MIB), TN_OK, "vmm");
     gpu_set("hold", 1);
@@ -200,7 +168,7 @@ static void test_owner_dies(void)
     CHECK(!tn_transfer_quiet(transfer));
     gpu_set("hold", 0);
     CHECK(gpu_end(transfer, &result) == TN_PEER_LOST);
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     tn_peer_release(pair.peer);
     tn_engine_close(pair.engine);
     CHECK(gpu_get("physical") == 0 && gpu_get("mappings") == 0 && gpu_get("illegal") == 0);
@@ -213,7 +181,7 @@ static void holder_goes(bool killed)
     struct gpu_owned mine;
     struct tn_remote remote;
     gpu_pair_open(&pair, &options);
-    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_VIRTUAL, 0, MIB, &mine);
     tn_region_describe(region, &remote);
     struct gpu_reply reply =
         gpu_ask(&pair, (struct gpu_request){.command = GPU_READ, .remote = remote, .length = MIB});
@@ -222,7 +190,7 @@ static void holder_goes(bool killed)
         gpu_pair_kill(&pair);
     else
         gpu_ask(&pair, (struct gpu_request){.command = GPU_STOP_ENGINE});
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     CHECK(gpu_get("physical") == 0);
     gpu_pair_close(&pair);
 }
@@ -246,7 +214,7 @@ static void test_holder_forks(void)
     struct gpu_owned mine;
     uint32_t index;
     gpu_pair_open(&pair, &options);
-    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_VIRTUAL, 0, MIB, &mine);
     struct tn_remote remote = gpu_make(&pair, GPU_VIRTUAL, MIB, 4, &index);
     check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, MIB), TN_OK, "vmm");
     pid_t child = fork();
@@ -255,7 +223,7 @@ static void test_holder_forks(void)
         pause();
         _exit(0);
     }
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     tn_peer_release(pair.peer);
     tn_engine_close(pair.engine);
     CHECK(gpu_ask(&pair, (struct gpu_request){.command = GPU_CLOSE, .index = index}).status ==
@@ -275,7 +243,7 @@ static void test_thousand_regions(void)
     int64_t far_fds = 0;
     const int cycles = getenv("TN_SLOW") ? 100 : 1000;
     gpu_pair_open(&pair, &options);
-    struct tn_region *region = near_buffer(&pair, GPU_PRIVATE, 0, 70000, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_PRIVATE, 0, 70000, &mine);
     for (int i = 0; i < cycles; i++) {
         uint32_t index;
         struct tn_remote remote =
@@ -283,7 +251,7 @@ static void test_thousand_regions(void)
         if (remote.memory == TN_MEMORY_DEVICE)
             check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 70000), TN_OK,
                   i % 4 == GPU_LEGACY ? "ipc" : "vmm");
-        CHECK(close_far(&pair, index) == TN_OK);
+        CHECK(gpu_far_close(&pair, index) == TN_OK);
         if (i == 20) {
             near_fds = gpu_open_descriptors();
             far_fds = gpu_ask(&pair, (struct gpu_request){.command = GPU_FDS}).value;
@@ -292,7 +260,7 @@ static void test_thousand_regions(void)
     CHECK(gpu_open_descriptors() == near_fds);
     CHECK(gpu_ask(&pair, (struct gpu_request){.command = GPU_FDS}).value == far_fds);
     nothing_left(&pair);
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     gpu_pair_close(&pair);
 }
 
@@ -304,7 +272,7 @@ static void test_mapping_is_shared(void)
     struct gpu_owned mine;
     struct tn_remote remotes[20];
     gpu_pair_open(&pair, &options);
-    struct tn_region *region = near_buffer(&pair, GPU_PRIVATE, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_PRIVATE, 0, MIB, &mine);
     remotes[0] = gpu_make(&pair, GPU_VIRTUAL, MIB, 1, NULL);
     for (int i = 0; i < 20; i++) {
         if (i) {
@@ -326,18 +294,11 @@ static void test_mapping_is_shared(void)
               TN_OK);
     }
     CHECK(gpu_get("mappings") == 0);
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     gpu_pair_close(&pair);
 }
 
 /* ---- what does not work ---------------------------------------------------------------------- */
-static void refused(struct tn_transfer *transfer, int status, const char *why)
-{
-    struct tn_result result;
-    int got = gpu_end(transfer, &result);
-    CHECK_TEXT(got == status && strstr(result.text, why), result.text);
-}
-
 /* K9: each way that was not taken says why. */
 static void test_reasons(void)
 {
@@ -346,10 +307,10 @@ static void test_reasons(void)
         .which = which, .settings = "", .gpu_direct = TN_GPU_DIRECT_REQUIRE};
     struct gpu_owned mine;
     gpu_pair_open(&pair, &options);
-    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_VIRTUAL, 0, MIB, &mine);
     struct tn_remote remote = gpu_make(&pair, GPU_PRIVATE, 1000, 1, NULL);
-    refused(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), TN_NO_PATH,
-            "gpu_ipc: the far memory is private to its process");
+    gpu_refused(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), TN_NO_PATH,
+                "gpu_ipc: the far memory is private to its process");
     gpu_ask(&pair, (struct gpu_request){.command = GPU_SET, .name = "legacy_ipc", .value = 0});
     remote = gpu_make(&pair, GPU_LEGACY, 1000, 1, NULL);
     for (int i = 0; i < 2; i++) {
@@ -366,7 +327,7 @@ static void test_reasons(void)
         gpu_end(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), &result);
     CHECK_TEXT(status < 0 && strstr(result.text, "MemMap"), result.text);
     CHECK(gpu_get("reservations") == 1 && gpu_get("handles") == 0);
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     gpu_pair_close(&pair);
 }
 
@@ -378,7 +339,7 @@ static void test_failures_pass(void)
     struct gpu_owned mine;
     struct tn_result result;
     gpu_pair_open(&pair, &options);
-    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_VIRTUAL, 0, MIB, &mine);
     for (int code = 1; code <= 2; code++) { /* invalid value, out of memory */
         struct tn_remote remote = gpu_make(&pair, GPU_VIRTUAL, 1000, 1, NULL);
         gpu_fail("cuMemMap", 0, 1, code);
@@ -386,7 +347,7 @@ static void test_failures_pass(void)
         gpu_end(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), &result);
         check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), TN_OK, "vmm");
     }
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     gpu_pair_close(&pair);
 }
 
@@ -398,7 +359,7 @@ static void test_no_descriptors(void)
     struct gpu_owned mine;
     struct rlimit before, none;
     gpu_pair_open(&pair, &options);
-    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_VIRTUAL, 0, MIB, &mine);
     struct tn_remote remote = gpu_make(&pair, GPU_VIRTUAL, 1000, 1, NULL);
     CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
     int lowest = dup(pair.socket);
@@ -411,7 +372,7 @@ static void test_no_descriptors(void)
     CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
     CHECK_TEXT(status < 0 && strstr(result.text, "ulimit -n"), result.text);
     check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), TN_OK, "vmm");
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     gpu_pair_close(&pair);
 }
 
@@ -450,13 +411,13 @@ static void test_freed_under_region(void)
     struct gpu_owned mine;
     uint32_t index;
     gpu_pair_open(&pair, &options);
-    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_VIRTUAL, 0, MIB, &mine);
     struct tn_remote remote = gpu_make(&pair, GPU_LEGACY, 1000, 1, &index);
     gpu_ask(&pair, (struct gpu_request){.command = GPU_FREE, .index = index});
     gpu_make(&pair, GPU_LEGACY, 1000, 2, NULL);
-    refused(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), TN_STALE,
-            "was freed");
-    near_free(region, &mine);
+    gpu_refused(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 1000), TN_STALE,
+                "was freed");
+    gpu_near_close(region, &mine);
     gpu_pair_close(&pair);
 }
 
@@ -469,7 +430,7 @@ static void test_driver_errors(void)
     struct tn_result result;
     gpu_pair_open(&pair, &options);
     int failure = strcmp(which, "cuda") ? TN_HIP : TN_CUDA;
-    struct tn_region *region = near_buffer(&pair, GPU_VIRTUAL, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_VIRTUAL, 0, MIB, &mine);
     struct tn_remote remote = gpu_make(&pair, GPU_VIRTUAL, MIB, 4, NULL);
     gpu_fail("cuMemcpyAsync", 0, 1, 1);
     gpu_fail("hipMemcpyAsync", 0, 1, 1);
@@ -482,7 +443,7 @@ static void test_driver_errors(void)
     gpu_fail("hipEventRecord", 0, 1, 700);
     CHECK(gpu_end(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, MIB), &result) ==
           failure);
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     gpu_pair_close(&pair);
 }
 
@@ -493,25 +454,25 @@ static void test_forged_handles(void)
     struct gpu_pair_options options = {.which = which, .settings = ""};
     struct gpu_owned mine;
     gpu_pair_open(&pair, &options);
-    struct tn_region *region = near_buffer(&pair, GPU_PRIVATE, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_PRIVATE, 0, MIB, &mine);
     const struct tn_remote good = gpu_make(&pair, GPU_VIRTUAL, 1000, 4, NULL);
     for (int first = 0; first < 2; first++) { /* before and after there is a lease */
         struct tn_remote bad = good;
         bad.key[3] ^= 1;
-        refused(gpu_begin(&pair, TN_OP_READ, &bad, 0, region, mine.address, 10), TN_REMOTE_ACCESS,
-                "key");
+        gpu_refused(gpu_begin(&pair, TN_OP_READ, &bad, 0, region, mine.address, 10),
+                    TN_REMOTE_ACCESS, "key");
         bad = good, bad.generation++;
-        refused(gpu_begin(&pair, TN_OP_READ, &bad, 0, region, mine.address, 10), TN_STALE,
-                "closed");
+        gpu_refused(gpu_begin(&pair, TN_OP_READ, &bad, 0, region, mine.address, 10), TN_STALE,
+                    "closed");
         bad = good, bad.number = 77777;
-        refused(gpu_begin(&pair, TN_OP_READ, &bad, 0, region, mine.address, 10), TN_STALE,
-                "closed");
+        gpu_refused(gpu_begin(&pair, TN_OP_READ, &bad, 0, region, mine.address, 10), TN_STALE,
+                    "closed");
         bad = good, bad.length = MIB;
-        refused(gpu_begin(&pair, TN_OP_READ, &bad, 5000, region, mine.address, 10),
-                TN_REMOTE_ACCESS, "1000 bytes");
+        gpu_refused(gpu_begin(&pair, TN_OP_READ, &bad, 5000, region, mine.address, 10),
+                    TN_REMOTE_ACCESS, "1000 bytes");
         check(gpu_begin(&pair, TN_OP_READ, &good, 0, region, mine.address, 1000), TN_OK, "vmm");
     }
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     gpu_pair_close(&pair);
 }
 
@@ -531,11 +492,11 @@ static void test_second_way(void)
     struct gpu_owned mine;
     gpu_pair_open(&pair, &options);
     tn_engine_host(pair.engine)->want_segment = bring_none;
-    struct tn_region *region = near_buffer(&pair, GPU_PRIVATE, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_PRIVATE, 0, MIB, &mine);
     struct tn_remote remote = gpu_make(&pair, GPU_PIECES, 3 * MIB, 4, NULL);
     check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, MIB), TN_OK, "vmm");
     CHECK(gpu_owned_differs(&mine, 0, MIB, 4) == MIB);
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     gpu_pair_close(&pair);
 }
 
@@ -550,7 +511,7 @@ static void test_hostile_messages(void)
     struct gpu_owned mine;
     gpu_pair_open(&pair, &options);
     struct tn_host *host = tn_engine_host(pair.engine);
-    struct tn_region *region = near_buffer(&pair, GPU_PRIVATE, 0, MIB, &mine);
+    struct tn_region *region = gpu_near_open(&pair, GPU_PRIVATE, 0, MIB, &mine);
     struct tn_remote remote = gpu_make(&pair, GPU_VIRTUAL, MIB, 4, NULL);
     for (size_t i = 0; i < sizeof(messages) / sizeof(*messages) - 1; i++) {
         CHECK(host->send_link(host, pair.peer, TN_PROVIDER_GPU_IPC, &messages[i],
@@ -561,7 +522,7 @@ static void test_hostile_messages(void)
     uint64_t end = tn_now() + LONG;
     while (tn_peer_state(pair.peer) == TN_OK)
         CHECK(tn_now() < end);
-    near_free(region, &mine);
+    gpu_near_close(region, &mine);
     gpu_pair_close(&pair);
 }
 
@@ -573,14 +534,14 @@ static void two_devices(const char *settings, bool reaches)
     struct gpu_owned mine;
     gpu_pair_open(&pair, &options);
     for (enum gpu_memory kind = GPU_VIRTUAL; kind <= GPU_LEGACY; kind++) {
-        struct tn_region *region = near_buffer(&pair, GPU_LEGACY, 1, MIB, &mine);
+        struct tn_region *region = gpu_near_open(&pair, GPU_LEGACY, 1, MIB, &mine);
         struct tn_remote remote = gpu_make(&pair, kind, MIB, 4, NULL);
         struct tn_result result;
         int status =
             gpu_end(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, MIB), &result);
         CHECK_TEXT(!reaches || status == TN_OK, result.text);
         CHECK(!reaches || gpu_owned_differs(&mine, 0, MIB, 4) == MIB);
-        near_free(region, &mine);
+        gpu_near_close(region, &mine);
     }
     CHECK(!reaches || gpu_get("illegal") == 0);
     gpu_pair_close(&pair);
@@ -602,8 +563,8 @@ static void self_copy(struct tn_engine *engine, struct tn_peer *peer, enum gpu_m
 {
     struct gpu_owned a, b;
     struct gpu_pair pair = {.engine = engine, .peer = peer};
-    struct tn_region *source = near_buffer(&pair, from, 0, 3 * MIB, &a);
-    struct tn_region *target = near_buffer(&pair, to, 1, 3 * MIB, &b);
+    struct tn_region *source = gpu_near_open(&pair, from, 0, 3 * MIB, &a);
+    struct tn_region *target = gpu_near_open(&pair, to, 1, 3 * MIB, &b);
     struct tn_remote remote;
     struct tn_result result;
     gpu_owned_fill(&a, 0, 3 * MIB, 7);
@@ -613,10 +574,11 @@ static void self_copy(struct tn_engine *engine, struct tn_peer *peer, enum gpu_m
     CHECK_TEXT(status == TN_OK && !strcmp(result.path, "self"), result.text);
     CHECK(gpu_owned_differs(&b, 0, 3 * MIB, 7) == 3 * MIB);
     CHECK(tn_region_close(source, LONG) == TN_OK);
-    refused(gpu_begin(&pair, TN_OP_READ, &remote, 0, target, b.address, 10), TN_STALE, "closed");
+    gpu_refused(gpu_begin(&pair, TN_OP_READ, &remote, 0, target, b.address, 10), TN_STALE,
+                "closed");
     tn_region_release(source);
     gpu_owned_free(&a);
-    near_free(target, &b);
+    gpu_near_close(target, &b);
 }
 
 static void test_self(void)
@@ -634,49 +596,32 @@ static void test_self(void)
     CHECK(gpu_get("streams") == 0 && gpu_get("events") == 0 && gpu_get("physical") == 0);
 }
 
-static void run_as(const char *name, void (*test)(void))
-{
-    fflush(NULL);
-    pid_t pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0) {
-        test();
-        exit(0);
-    }
-    int status;
-    char text[160];
-    CHECK(waitpid(pid, &status, 0) == pid);
-    snprintf(text, sizeof(text), "%s with %s: status 0x%x", name, which, status);
-    CHECK_TEXT(status == 0, text);
-}
-#define run(test) run_as(#test, test)
-
 int main(void)
 {
     static const char *const doubles[] = {"cuda", "hip"};
     for (int i = 0; i < 2; i++) {
         which = doubles[i];
-        run(test_kinds);
-        run(test_close_waits);
-        run(test_cancel_and_deadline);
-        run(test_owner_dies);
-        run(test_holder_dies);
-        run(test_holder_closes);
-        run(test_holder_forks);
-        run(test_thousand_regions);
-        run(test_mapping_is_shared);
-        run(test_reasons);
-        run(test_failures_pass);
-        run(test_no_descriptors);
-        run(test_no_uuid);
-        run(test_freed_under_region);
-        run(test_driver_errors);
-        run(test_forged_handles);
-        run(test_second_way);
-        run(test_hostile_messages);
-        run(test_peers);
-        run(test_no_peers);
-        run(test_self);
+        gpu_run(test_kinds, which);
+        gpu_run(test_close_waits, which);
+        gpu_run(test_cancel_and_deadline, which);
+        gpu_run(test_owner_dies, which);
+        gpu_run(test_holder_dies, which);
+        gpu_run(test_holder_closes, which);
+        gpu_run(test_holder_forks, which);
+        gpu_run(test_thousand_regions, which);
+        gpu_run(test_mapping_is_shared, which);
+        gpu_run(test_reasons, which);
+        gpu_run(test_failures_pass, which);
+        gpu_run(test_no_descriptors, which);
+        gpu_run(test_no_uuid, which);
+        gpu_run(test_freed_under_region, which);
+        gpu_run(test_driver_errors, which);
+        gpu_run(test_forged_handles, which);
+        gpu_run(test_second_way, which);
+        gpu_run(test_hostile_messages, which);
+        gpu_run(test_peers, which);
+        gpu_run(test_no_peers, which);
+        gpu_run(test_self, which);
     }
     return 0;
 }

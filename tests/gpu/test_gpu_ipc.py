@@ -39,10 +39,8 @@ class _Rules(Contract):
     @pytest.fixture(scope="class", autouse=True)
     @staticmethod
     def driver() -> Iterator[None]:
-        _DOUBLE.begin()
-        yield
-        for counter in ("physical", "handles", "reservations", "mappings", "ipc_opened", "illegal"):
-            assert _DOUBLE.get(counter) == 0, counter
+        with _DOUBLE.leaves_nothing():
+            yield
 
     def test_far_memory_in_threads_of_its_own(self, near: Engine, far: FarSide) -> None:
         """As the contract says, with pool memory here: private memory no GPU maps."""
@@ -56,14 +54,19 @@ class _Rules(Contract):
             far.answer(WAIT)
             assert far.content("x") == mine.tobytes()
 
-    def test_private_memory_says_why_not(self, near: Engine, far: FarSide) -> None:
+    def test_private_memory_goes_through_host_memory(self, near: Engine, far: FarSide) -> None:
         """K9: each way that was not taken has its reason."""
-        far.make("x", 100)
-        with near.register(bytearray(100)) as region:
-            with pytest.raises(Unavailable) as caught:
-                far.call("read", region.remote(), "x", WAIT)
-            assert "gpu_ipc: the far memory is private to its process" in str(caught.value)
-            assert "shm: it cannot reach device memory" in str(caught.value)
+        mine = _DOUBLE.new((100,))
+        theirs = far.call("make_private", "x", 100, seed=4)
+        transfer = near.read(theirs, mine)
+        transfer.wait(WAIT)
+        assert (transfer.provider, transfer.path) == ("staged", "staged over shm")
+        assert _DOUBLE.read(mine) == pattern(4, 100).tobytes()
+        with pytest.raises(Unavailable) as caught:
+            near.read(theirs, mine, provider="gpu_ipc").wait(WAIT)
+        assert "gpu_ipc: the far memory is private to its process" in str(caught.value)
+        assert "shm: not among the allowed providers" in str(caught.value)
+        _DOUBLE.free(mine.data_ptr())
 
 
 class TestPhysical(_Rules):

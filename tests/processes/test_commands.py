@@ -218,7 +218,7 @@ def test_doctor_never_shows_the_secret():
     ("option", "value", "said"),
     [
         ("--size", "0", "at least one byte"),
-        ("--provider", "pigeon", "is not one of gpu_ipc, shm, verbs, tcp"),
+        ("--provider", "pigeon", "is not one of gpu_ipc, shm, verbs, tcp, staged"),
         ("--peer", "nowhere", "is not an address"),
         ("--json", "/nonexistent/x.json", "there is no folder /nonexistent"),
     ],

@@ -23,6 +23,10 @@ _NAMES = {"cuda": "cuda", "rocm": "hip"}
 _KINDS = {"cuda": 2, "rocm": 10}  # DLDeviceType
 _CODES = {"uint8": (1, 8), "int32": (0, 32), "int64": (0, 64), "float32": (2, 32)}
 _SIZES = {"uint8": 1, "int32": 4, "int64": 8, "float32": 4}
+_EXISTING = (
+    *("physical", "handles", "reservations", "mappings", "pinned"),
+    *("ipc_opened", "streams", "events"),
+)
 
 _U64 = ctypes.c_uint64
 
@@ -109,6 +113,16 @@ class GpuDouble:
 
     def get(self, name: str) -> int:
         return int(self.library.fakegpu_get(name.encode()))
+
+    @contextlib.contextmanager
+    def leaves_nothing(self) -> Iterator[None]:
+        """No more is there at the end than at the beginning, and nothing illegal was touched."""
+        self.begin()
+        before = {name: self.get(name) for name in _EXISTING}
+        yield
+        left = {name: self.get(name) for name in _EXISTING}
+        assert all(left[name] <= before[name] for name in _EXISTING), f"{before} became {left}"
+        assert self.get("illegal") == 0
 
     def calls(self, cuda: str, hip: str = "") -> int:
         return self.get(f"calls.{cuda if self.platform == 'cuda' else hip}")

@@ -43,7 +43,7 @@ class DeviceArray(Interfaced):
 
 
 def prepare(servant: Servant) -> None:
-    """What the servant makes from now on is GPU memory."""
+    """What the servant makes from now on is GPU memory; `make_private` makes the host's."""
     double = GpuDouble(os.environ.get("TN_GPU_DOUBLE", "cuda"))
     double.begin()
 
@@ -67,4 +67,5 @@ def prepare(servant: Servant) -> None:
         servant.regions[name] = engine.register(array, access=access)
         return servant.regions[name].remote()
 
+    servant.make_private = servant.make  # type: ignore[attr-defined]
     servant.make = make  # type: ignore[method-assign]

@@ -379,7 +379,9 @@ class Region(Handle):
         with self._table.gate:
             lines = explain(self._native)
             if self._backing is GPU and lib.tn_region_missing(self._native.pointer) == len(lines):
-                lines.append("not staged through host memory yet: only this host reaches it")
+                lines.append(
+                    "staged: peers that no other way reaches it from get it through host memory"
+                )
             return lines
 
     def close(self, timeout: float | None = None) -> None:

@@ -24,6 +24,7 @@ BUILT_IN = {
     "shm": ("transport.providers.shm", "PROVIDER"),
     "verbs": ("transport.providers.verbs", "PROVIDER"),
     "tcp": ("transport.providers.tcp", "PROVIDER"),
+    "staged": ("transport.providers.staged", "PROVIDER"),
 }
 
 FIRST_FOREIGN = 5

@@ -55,7 +55,7 @@ enum tn_provider_id {
     TN_PROVIDER_VERBS = 1,
     TN_PROVIDER_TCP = 2,
     TN_PROVIDER_GPU_IPC = 3,
-    TN_PROVIDER_STAGED = 4, /* no transfer's own: the one that carries its pieces is told */
+    TN_PROVIDER_STAGED = 4, /* over one of the others, which the path of a transfer tells */
     TN_PROVIDER_FIRST_FOREIGN = 5,
     TN_MAX_PROVIDERS = 10,
 };

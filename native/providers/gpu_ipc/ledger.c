@@ -219,26 +219,13 @@ static int describe_host(const struct tn_region *region, struct grant *grant)
     return TN_OK;
 }
 
-/* Its owner may have freed the memory under it, and others have it by now. */
-static int check_same(const struct tn_region *region)
-{
-    struct tn_device_extent extent;
-    if (!region->identity)
-        return TN_OK;
-    int status = tn_device_extent(region->remote.address, region->remote.length, &extent);
-    if (status == TN_OK ? extent.identity == region->identity : status != TN_INVALID)
-        return status;
-    return tn_fail(TN_STALE, "the GPU memory of region %llu was freed while the region was open",
-                   (unsigned long long)region->remote.number);
-}
-
 static int describe(const struct tn_ipc_link *link, const struct tn_region *region,
                     struct grant *grant)
 {
     if (region->remote.memory != TN_MEMORY_DEVICE)
         return describe_host(region, grant);
     uint64_t at = region->remote.address, end = at + region->remote.length;
-    int status = check_same(region);
+    int status = tn_region_check_memory(region);
     if (status != TN_OK)
         return status;
     do

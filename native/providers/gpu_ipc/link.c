@@ -13,54 +13,10 @@
 #include "base/status.h"
 #include "gpu/gpu.h"
 
-#define MAX_UNREAD 8192 /* messages that came and were not looked at */
-#define TRY_AGAIN_NS 1000000u
-
 /* ---- messages -------------------------------------------------------------------------------- */
-static struct tn_ipc_packet *packet(const void *bytes, size_t length)
-{
-    struct tn_ipc_packet *made = malloc(sizeof(*made) + length);
-    if (!made)
-        return NULL;
-    made->length = length;
-    memcpy(made->bytes, bytes, length);
-    return made;
-}
-
-static int send_now(struct tn_ipc_link *link, const void *bytes, size_t length)
-{
-    return link->host->send_link(link->host, link->peer, TN_PROVIDER_GPU_IPC, bytes, length);
-}
-
 void tn_ipc_post(struct tn_ipc_link *link, const void *bytes, size_t length)
 {
-    if (link->closed)
-        return;
-    if (tn_list_empty(&link->outbox) && send_now(link, bytes, length) != TN_AGAIN)
-        return;
-    struct tn_ipc_packet *later = packet(bytes, length);
-    if (!later) { /* the other end would wait for it for ever */
-        link->host->peer_down(link->host, link->peer, TN_NOMEM, "no memory for a message");
-        return;
-    }
-    tn_list_append(&link->outbox, &later->node);
-    link->host->tick_soon(link->host, link->peer);
-}
-
-/* Whether something is left. */
-static bool flush(struct tn_ipc_link *link)
-{
-    pthread_mutex_lock(&link->lock);
-    while (!tn_list_empty(&link->outbox)) {
-        struct tn_ipc_packet *first = tn_container(link->outbox.next, struct tn_ipc_packet, node);
-        if (send_now(link, first->bytes, first->length) == TN_AGAIN)
-            break;
-        tn_list_remove(&first->node);
-        free(first);
-    }
-    bool left = !tn_list_empty(&link->outbox);
-    pthread_mutex_unlock(&link->lock);
-    return left;
+    tn_mail_post(&link->mail, bytes, length);
 }
 
 void tn_ipc_protocol(struct tn_ipc_link *link, const char *what)
@@ -71,25 +27,7 @@ void tn_ipc_protocol(struct tn_ipc_link *link, const char *what)
 static void link_message(void *self, const void *bytes, size_t length)
 {
     struct tn_ipc_link *link = self;
-    struct tn_ipc_packet *came = packet(bytes, length);
-    const char *wrong = NULL;
-    if (!came || !tn_ipc_message_check(came->bytes, length))
-        wrong =
-            came ? "the peer's gpu_ipc link sent what is no message" : "no memory for a message";
-    pthread_mutex_lock(&link->lock);
-    if (!wrong && link->unread == MAX_UNREAD)
-        wrong = "the peer's gpu_ipc link sends faster than it may";
-    if (!wrong) {
-        tn_list_append(&link->inbox, &came->node);
-        link->unread++;
-    }
-    pthread_mutex_unlock(&link->lock);
-    if (!wrong) {
-        link->host->tick_soon(link->host, link->peer);
-        return;
-    }
-    free(came);
-    tn_ipc_protocol(link, wrong);
+    tn_mail_receive(&link->mail, bytes, length, tn_ipc_message_check);
 }
 
 static void take_message(struct tn_ipc_link *link, const void *bytes)
@@ -118,14 +56,8 @@ static void take_message(struct tn_ipc_link *link, const void *bytes)
 
 static void take_messages(struct tn_ipc_link *link)
 {
-    for (;;) {
-        pthread_mutex_lock(&link->lock);
-        struct tn_list *node = tn_list_take_first(&link->inbox);
-        link->unread -= node != NULL;
-        pthread_mutex_unlock(&link->lock);
-        if (!node)
-            return;
-        struct tn_ipc_packet *came = tn_container(node, struct tn_ipc_packet, node);
+    struct tn_packet *came;
+    while ((came = tn_mail_take(&link->mail))) {
         take_message(link, came->bytes);
         free(came);
     }
@@ -305,7 +237,7 @@ static uint64_t link_tick(void *self, uint64_t now)
     tn_ipc_leases_advance(link);
     launch_settled(link);
     tn_ipc_leases_forget(link);
-    return flush(link) ? now + TRY_AGAIN_NS : UINT64_MAX;
+    return tn_mail_flush(&link->mail) ? now + TN_MAIL_AGAIN_NS : UINT64_MAX;
 }
 
 static bool link_segment(void *self, uint32_t number, int fd)
@@ -342,6 +274,7 @@ static void link_close(void *self, int status, const char *text)
     pthread_mutex_lock(&link->lock);
     link->closed = true;
     pthread_mutex_unlock(&link->lock);
+    tn_mail_close(&link->mail);
     while ((transfer = take_waiting(link))) {
         tn_transfer_fail(transfer, status, 0, 0, "%s", text);
         tn_transfer_unreference(transfer);
@@ -400,8 +333,6 @@ static void init_lists(struct tn_ipc_link *link)
     tn_list_init(&link->mappings);
     tn_list_init(&link->todo);
     tn_list_init(&link->waiting);
-    tn_list_init(&link->inbox);
-    tn_list_init(&link->outbox);
 }
 
 /* The peer sees by its end that nothing is mapped here any more: no forked child may hold it open.
@@ -431,6 +362,7 @@ int tn_ipc_link_open(struct tn_engine *engine, struct tn_ipc_link **out)
     link->host = tn_engine_host(engine);
     pthread_mutex_init(&link->lock, NULL);
     init_lists(link);
+    tn_mail_init(&link->mail, link->host, TN_PROVIDER_GPU_IPC, "gpu_ipc");
     tn_flights_init(&link->flights, link->host, link, &tn_ipc_flight_ops);
     *out = link;
     return TN_OK;
@@ -462,7 +394,7 @@ int tn_ipc_link_attach(struct tn_ipc_link *link, struct tn_peer *peer)
 {
     if (!link->ledger)
         return tn_fail(TN_INVALID, "the connection has not accepted the peer's offer");
-    link->peer = peer; /* from now on it may be called */
+    link->peer = link->mail.peer = peer; /* from now on it may be called */
     int status = tn_peer_attach(peer, TN_PROVIDER_GPU_IPC, &link_ops, link);
     if (status != TN_OK)
         return status;
@@ -471,21 +403,14 @@ int tn_ipc_link_attach(struct tn_ipc_link *link, struct tn_peer *peer)
     return TN_OK;
 }
 
-static void free_packets(struct tn_list *packets)
-{
-    struct tn_list *node;
-    while ((node = tn_list_take_first(packets)))
-        free(tn_container(node, struct tn_ipc_packet, node));
-}
-
 void tn_ipc_link_close(struct tn_ipc_link *link)
 {
     link->closed = true; /* nobody else has it */
+    tn_mail_close(&link->mail);
     tn_ipc_leases_close(link);
     if (link->ledger)
         tn_regions_guard_abandon(link->host->regions, &link->ledger->guard);
-    free_packets(&link->inbox);
-    free_packets(&link->outbox);
+    tn_mail_fini(&link->mail);
     if (link->life[0] >= 0)
         close(link->life[0]);
     tn_flights_fini(&link->flights);

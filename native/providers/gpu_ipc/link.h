@@ -5,6 +5,7 @@
 #include "gpu/gpu.h"
 #include "providers/flight.h"
 #include "providers/gpu_ipc/message.h"
+#include "providers/mail.h"
 
 #define TN_IPC_BUCKETS 1024
 
@@ -64,15 +65,10 @@ struct tn_ipc_ledger {
     _Atomic bool gone;
 };
 
-struct tn_ipc_packet {
-    struct tn_list node;
-    size_t length;
-    _Alignas(8) uint8_t bytes[];
-};
-
 struct tn_ipc_link {
     struct tn_flights flights; /* first */
     struct tn_host *host;
+    struct tn_mail mail;
     struct tn_peer *peer; /* once attached */
     int pid;              /* the peer's, 0: unknown */
     int life[2];          /* a pipe: the peer has the read end; -1 once closed, or given away */
@@ -83,14 +79,13 @@ struct tn_ipc_link {
     struct tn_list pending, retiring; /* leases */
     struct tn_list mappings, todo;
     struct tn_list waiting; /* transfers that wait for leases; see survey */
-    struct tn_list inbox, outbox;
-    uint32_t unread, asking, refused;
+    uint32_t asking, refused;
     uint64_t last_lease, copies;
     bool closed;
 };
 
 /* link.c */
-void tn_ipc_post(struct tn_ipc_link *link, const void *bytes, size_t length); /* lock held */
+void tn_ipc_post(struct tn_ipc_link *link, const void *bytes, size_t length);
 void tn_ipc_protocol(struct tn_ipc_link *link, const char *what);
 
 /* mapping.c: without the lock. */

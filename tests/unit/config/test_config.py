@@ -19,7 +19,7 @@ from transport.types import Access, Viability, format_bytes, parse_bytes
 def test_defaults_need_no_environment():
     settings = Settings.from_env({})
     assert settings == Settings()
-    assert settings.providers == ("gpu_ipc", "shm", "verbs", "tcp")
+    assert settings.providers == ("gpu_ipc", "shm", "verbs", "tcp", "staged")
     assert (settings.deadline, settings.inline_bytes) == (60.0, 64 << 10)
 
 
@@ -184,7 +184,7 @@ def test_the_secret_does_not_show():
 def test_shown_is_for_people():
     settings = Settings()
     assert settings.shown("chunk_bytes") == "1 MiB"
-    assert settings.shown("providers") == "gpu_ipc,shm,verbs,tcp"
+    assert settings.shown("providers") == "gpu_ipc,shm,verbs,tcp,staged"
     assert settings.shown("secret_file") == ""
 
 

@@ -34,7 +34,9 @@ def install(monkeypatch, loaded, name="pigeon"):
 
 
 def test_the_built_in_ones_are_listed_in_their_default_order():
-    assert registry.names()[:4] == ("gpu_ipc", "shm", "verbs", "tcp") == Settings().providers
+    assert (
+        registry.names()[:5] == ("gpu_ipc", "shm", "verbs", "tcp", "staged") == Settings().providers
+    )
 
 
 @pytest.mark.parametrize("name", ["shm", "tcp"])
