@@ -65,8 +65,8 @@ class TestOverTcp(_Rules):
             transfer = near.write(mine, plain.make("y", 1 << 20))
             transfer.wait(WAIT)
             assert plain.content("y") == _DOUBLE.read(mine)
-        _DOUBLE.free(mine.data_ptr())
             assert (transfer.provider, transfer.path) == ("staged", "staged over tcp")
+        _DOUBLE.free(mine.data_ptr())
 
     def test_require_forbids_it(self, far: FarSide) -> None:
         """K9: a typed error that says which setting is in the way."""
