@@ -134,7 +134,7 @@ class Settings:
         "prefer",
         kinds.choice("prefer", "require", "off"),
         "how NICs reach GPU memory: prefer lets them where they can, require makes it an error "
-        "where none can, off keeps NICs away from it",
+        "where none can and forbids that it goes through host memory, off keeps NICs away from it",
     )
     providers: tuple[str, ...] = _setting(
         ("gpu_ipc", "shm", "verbs", "tcp", "staged"),
