@@ -81,7 +81,7 @@ def test_a_verbs_library_without_a_kernel_module(fakes):
     """K4: no devices, not a crash: ibv_get_device_list answers NULL and ENOSYS."""
     status, out, err = run_program(_NO_MODULE, str(fakes / "fakeverbs.so"))
     assert (status, err) == (0, "")
-    assert out.splitlines()[:2] == ["shm tcp", "moved"]
+    assert out.splitlines()[:2] == ["shm tcp staged", "moved"]
     assert "verbs: not used: no RDMA devices" in out
 
 

@@ -24,6 +24,9 @@ _ODD = 0x9E3779B97F4A7C15
 _MIX = 0xBF58476D1CE4E5B9
 
 
+_OVER_UNIX = (None, "shm", "gpu_ipc")
+
+
 def region_name(memory: str, op: str) -> str:
     """The name under which the passive end publishes what this operation reads or writes."""
     return f"bench/{memory}/{'source' if op == 'read' else 'target'}"
@@ -39,11 +42,18 @@ def open_engine(
 ) -> Engine:
     """An engine that has the one provider that is asked for, or the usual ones.
 
-    RDMA peers find each other over TCP, whose stream link is the tcp provider.
+    RDMA peers find each other over TCP, whose stream link is the tcp provider; so do those whose
+    GPU memory is staged. gpu_ipc wants the unix socket.
     """
     from transport.engine.engine import Engine
 
-    providers = {None: None, "verbs": ("verbs", "tcp")}.get(provider, (provider or "",))
+    with_others = {
+        None: None,
+        "verbs": ("verbs", "tcp"),
+        "staged": ("tcp", "staged"),
+        "gpu_ipc": ("gpu_ipc", "shm"),
+    }
+    providers = with_others.get(provider, (provider or "",))
     return Engine(name=name, secret=secret, providers=providers, listen=listen, advertise=advertise)
 
 
@@ -59,12 +69,12 @@ def require_provider(name: str) -> None:
 
 def listen_for(provider: str | None) -> tuple[str, ...] | None:
     """What the passive end listens on; None: only the unix socket that is always there."""
-    return None if provider in (None, "shm") else ("127.0.0.1:0",)
+    return None if provider in _OVER_UNIX else ("127.0.0.1:0",)
 
 
 def pick_address(addresses: Sequence[str], provider: str | None) -> str:
     """The address that leads to this provider: tcp and verbs need a TCP link, shm a unix socket."""
-    if provider in (None, "shm"):
+    if provider in _OVER_UNIX:
         return addresses[0]
     for address in addresses:
         if not address.startswith("unix:"):

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from transport.config import Settings
+    from transport.engine.engine import Engine
 
+_GPU_ONLY = ("gpu_ipc", "staged")
 _SIZE = 1 << 20
 _SEED = 7
 _TIMEOUT = 5.0
@@ -57,23 +59,42 @@ def _beyond(remedy: str) -> str:
 
 def _trial(provider: str) -> Trial:
     """Writes and reads back 1 MiB between two engines of this process."""
-    import numpy as np
-
     secret = secrets.token_bytes(32)
     with (
         open_engine("doctor-a", provider, secret=secret) as near,
         open_engine("doctor-b", provider, secret=secret, listen=listen_for(provider)) as far,
     ):
         near.connect(pick_address(far.addresses, provider), timeout=_TIMEOUT)
-        target = far.empty((_SIZE,), "uint8")
-        source, copy = np.empty(_SIZE, np.uint8), np.zeros(_SIZE, np.uint8)
-        fill(source, _SEED)
-        with far.register(target) as region:
-            remote = region.remote()
-            done = near.write(source, remote, provider=provider, deadline=_TIMEOUT).wait()
-            near.read(remote, copy, provider=provider, deadline=_TIMEOUT).wait()
-            good = is_pattern(target, _SEED) and is_pattern(copy, _SEED)
-        path = done.path or ""
+        good, path = (_gpu_trip if provider in _GPU_ONLY else _trip)(near, far, provider)
     if not good:
         return Trial(provider, "failed", "the bytes that arrived are not those that were sent")
     return Trial(provider, "passed", f"1 MiB written and read back ({path})", path=path)
+
+
+def _trip(near: Engine, far: Engine, provider: str) -> tuple[bool, str]:
+    """Whether what came back is right, and the path there."""
+    import numpy as np
+
+    target = far.empty((_SIZE,), "uint8")
+    source, copy = np.empty(_SIZE, np.uint8), np.zeros(_SIZE, np.uint8)
+    fill(source, _SEED)
+    with far.register(target) as region:
+        remote = region.remote()
+        done = near.write(source, remote, provider=provider, deadline=_TIMEOUT).wait()
+        near.read(remote, copy, provider=provider, deadline=_TIMEOUT).wait()
+        good = is_pattern(target, _SEED) and is_pattern(copy, _SEED)
+    return good, done.path or ""
+
+
+def _gpu_trip(near: Engine, far: Engine, provider: str) -> tuple[bool, str]:
+    """The same to a GPU's memory; Unavailable without a GPU."""
+    import numpy as np
+
+    target = far.empty((_SIZE,), "uint8", device="cuda")
+    source, copy = np.empty(_SIZE, np.uint8), np.zeros(_SIZE, np.uint8)
+    fill(source, _SEED)
+    with far.register(target) as region:
+        remote = region.remote()
+        done = near.write(source, remote, provider=provider, deadline=_TIMEOUT).wait()
+        near.read(remote, copy, provider=provider, deadline=_TIMEOUT).wait()
+    return is_pattern(copy, _SEED), done.path or ""
