@@ -63,6 +63,12 @@ def test_ways_to_die(probes, die, cause):
     assert probes.slice(rank=0).add.call_one(1).get(60) == 11
 
 
+def test_the_last_lines_come_with_the_crash(probes):
+    with pytest.raises(ActorCrashed, match="my last words") as raised:
+        probes.slice(rank=1).end.call_one(3).get(60)
+    assert raised.value.logs == ("my last words",)
+
+
 def test_a_hang_past_the_deadline_is_a_crash(probes):
     one = probes.slice(rank=1)
     with pytest.raises(ActorCrashed, match=r"probe\.hang did not answer within its deadline"):

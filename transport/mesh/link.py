@@ -38,7 +38,7 @@ _links: weakref.WeakSet[Link] = weakref.WeakSet()
 
 
 class Link:
-    """`lost` is told once, on the driving thread, when nothing more will come or go."""
+    """`lost` is told once, on the background thread, when nothing more will come or go."""
 
     def __init__(self, sock: socket.socket, wheel: Wheel, receive: Receive, lost: Lost) -> None:
         sock.setblocking(False)
@@ -141,7 +141,8 @@ class Link:
             logger.exception("what came on a link could not be handled")
             self._end(PeerLost(f"what came on the link could not be handled: {error}"))
         except BaseException:
-            self._wheel.want_room(self._fd, True)  # interrupted: be called again at once
+            with contextlib.suppress(OSError):
+                self._wheel.want_room(self._fd, True)  # interrupted: be called again at once
             raise
 
     def _dispatch(self, message: m.Message, body: Body) -> None:
@@ -154,7 +155,8 @@ class Link:
             self._let_go()
             self._wheel.remove(self._fd)
             self._socket.close()
-        self._lost(self, error)
+        # Not on this thread, which may be interrupted: whoever waits must hear of it.
+        self._wheel.later(lambda: self._lost(self, error))
 
 
 class _Incoming:

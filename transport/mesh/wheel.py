@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 _IN = select.EPOLLIN
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT
+_PAUSE = 0.1
 _BATCH = 64  # events that are looked at before the waiter's own condition is
 
 
@@ -173,6 +174,7 @@ class Wheel:
                 self._look()
             except Exception:
                 logger.exception("a link's handler failed")
+                time.sleep(_PAUSE)  # whatever it is, it must not take a CPU
 
     def _look(self) -> None:
         now = time.monotonic()
