@@ -115,9 +115,10 @@ class Settings:
         "memory of one Execution that converts dtypes, for elements on their way",
     )
     mesh_inline: int = _setting(
-        64 << 10,
+        512 << 10,
         kinds.size(0, 1 << 24),
-        "tensors up to this size travel in the message of their call, larger ones by the engine",
+        "so many bytes of a call's tensors, the smallest ones first, travel in its message; the "
+        "others are read by the engine",
     )
     mesh_lease: float = _setting(
         60.0,

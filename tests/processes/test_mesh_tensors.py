@@ -195,7 +195,7 @@ def test_an_actor_that_stands_still_costs_its_caller_the_deadline_only(mortal):
 
 def test_a_thousand_calls_leave_nothing(trio):
     keeper = one(trio, 0)
-    mine = torch.ones(MIB // 16)  # 256 KiB
+    mine = torch.ones(MIB // 4)  # 1 MiB
     keeper.take.call_one("it", mine).get(WAIT)
 
     def used():

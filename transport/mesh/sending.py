@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import sys
 from dataclasses import dataclass
 from pickle import PickleBuffer
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @functools.cache
 def inline_bytes() -> int:
-    """Up to this size a memory is copied into the message."""
+    """Up to so many bytes of memories are copied into a message."""
     return Settings.from_env().mesh_inline
 
 
@@ -48,10 +49,11 @@ class Sending(Closing):
     def __init__(self, pieces: list[Piece], context: Context) -> None:
         self.grant: Grant | None = None
         self._context = context
+        inline = _inline(pieces)
         found: list[Memory | None] = [None] * len(pieces)
         large: list[_Large] = []
         for number, piece in enumerate(pieces):
-            described = self._small(number, piece)
+            described = self._describe(number, piece, number in inline)
             if isinstance(described, _Large):
                 large.append(described)
             else:
@@ -65,8 +67,7 @@ class Sending(Closing):
         if self.grant is not None:
             self.grant.close()
 
-    # --------------------------------------------------------------------------------------- small
-    def _small(self, number: int, piece: Piece) -> Memory | _Large:
+    def _describe(self, number: int, piece: Piece, inline: bool) -> Memory | _Large:
         if piece.stays:
             return _kept(piece, self._context.receivers)
         if self._context.keep:
@@ -74,21 +75,13 @@ class Sending(Closing):
         if piece.whole:
             return _Large(number, "gpu", 0, piece.owner, str(piece.owner.device))
         if isinstance(piece.owner, PickleBuffer):
-            return self._buffer(number, piece.owner.raw())
+            return _buffer(number, piece.owner.raw(), inline)
         size, storage = piece.high - piece.low, piece.owner
-        where = str(storage.device)
-        if size <= inline_bytes() and where == "cpu":
+        if inline:
             data = ctypes.string_at(storage.data_ptr() + piece.low, size) if size else b""
             return Memory("storage", piece.low, data)
-        return _Large(number, "storage", piece.low, _part(storage, piece.low, size), where)
-
-    def _buffer(self, number: int, raw: memoryview) -> Memory | _Large:
-        kind = "readonly" if raw.readonly else "buffer"
-        if raw.nbytes <= inline_bytes():
-            return Memory(kind, 0, raw.tobytes())
-        import numpy
-
-        return _Large(number, kind, 0, numpy.frombuffer(raw, numpy.uint8), "cpu")
+        part = _part(storage, piece.low, size)
+        return _Large(number, "storage", piece.low, part, str(storage.device))
 
     # --------------------------------------------------------------------------------------- large
     def _lend(self, large: list[_Large], found: list[Memory | None]) -> None:
@@ -112,6 +105,8 @@ class Sending(Closing):
             if it.device != "cpu":
                 it.thing = _copy_on_gpu(tensors, it.thing)
         host = [it for it in chosen if it.device == "cpu"]
+        if not host:
+            return
         try:
             copies = tensors.copies([it.thing for it in host])
         except NativeError:  # memory is short
@@ -120,6 +115,34 @@ class Sending(Closing):
             return
         for it, copy in zip(host, copies):
             it.thing = copy
+
+
+def _inline(pieces: list[Piece]) -> frozenset[int]:
+    """Those that travel in the message: the smallest ones, up to so many bytes in all."""
+    sizes = sorted(
+        (size, number) for number, size in enumerate(map(_host_bytes, pieces)) if size is not None
+    )
+    ends = itertools.accumulate(size for size, _ in sizes)
+    limit = inline_bytes()
+    return frozenset(number for end, (_, number) in zip(ends, sizes) if end <= limit)
+
+
+def _host_bytes(piece: Piece) -> int | None:
+    """How many bytes of host memory it is; None where it is not sent from there."""
+    if piece.stays or piece.whole:
+        return None
+    if isinstance(piece.owner, PickleBuffer):
+        return piece.owner.raw().nbytes
+    return piece.high - piece.low if piece.owner.device.type == "cpu" else None
+
+
+def _buffer(number: int, raw: memoryview, inline: bool) -> Memory | _Large:
+    kind = "readonly" if raw.readonly else "buffer"
+    if inline:
+        return Memory(kind, 0, raw.tobytes())
+    import numpy
+
+    return _Large(number, kind, 0, numpy.frombuffer(raw, numpy.uint8), "cpu")
 
 
 def _kept(piece: Piece, copies: int) -> Memory:
