@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import ActorCrashed, PeerLost, TransportError
-from transport.mesh import failure, payload
+from transport.mesh import failure, payload, reach
 from transport.mesh import messages as m
 from transport.mesh.future import Failed
 from transport.mesh.link import Link
@@ -136,6 +136,8 @@ class Member:
         self._lock = threading.Lock()
         self._link_lost = 0.0  # when it was, or the process was given up
         self._why = ""
+        if not isinstance(sock, Unreachable):
+            reach.note(sock)
         self.link: Link | Unreachable = (
             sock if isinstance(sock, Unreachable) else Link(sock, wheel, self._received, self._lost)
         )

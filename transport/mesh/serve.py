@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import InvalidUse, PeerLost, PeerRefused
-from transport.mesh import failure
+from transport.mesh import failure, reach
 from transport.mesh import messages as m
 from transport.mesh import wheel as wheels
 from transport.mesh.directory import here
@@ -53,6 +53,7 @@ class Server:
         self._links[link] = {}
         if owner:
             self._owner = link
+            reach.note(sock)
             if sock.family != socket.AF_UNIX:  # others may be on other hosts, too
                 self.door.open_tcp(sock.getsockname()[0])
         link.begin()

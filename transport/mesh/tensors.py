@@ -1,7 +1,7 @@
 """The one engine of this process that moves what calls have: made when it is first needed.
 
-May import leases, the engine, memory, config, errors and types; torch and numpy only where a value
-that is sent or has come is of theirs. A thread of low rate hears what holders of leases say.
+May import leases, reach, the engine, control's addresses, memory, config, errors and types. A
+thread of low rate hears what holders of leases say.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transport.config import Settings
+from transport.control.address import TcpAddress
 from transport.engine.batch import Read
 from transport.engine.engine import Engine
 from transport.errors import InvalidUse, TransportError
 from transport.memory.host import view
+from transport.mesh import reach
 from transport.mesh.leases import Leases, Notice, Word, notices
 from transport.types import Closing
 
@@ -207,7 +209,8 @@ def here() -> Tensors:
         return found
     with _lock:
         if _here is None or _here.engine.closed:
-            _here = Tensors(**_options)
+            listen = [str(TcpAddress(host, 0)) for host in reach.hosts()] or None
+            _here = Tensors(**{"listen": listen, **_options})
         return _here
 
 

@@ -1,0 +1,47 @@
+"""Which address a process tells others, from the links that it has."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from transport.mesh import reach, tensors
+
+
+@pytest.fixture(autouse=True)
+def _forget():
+    reach._hosts.clear()
+    yield
+    reach._hosts.clear()
+    tensors.close()
+
+
+class Link(socket.socket):
+    """Connected to another host, as far as can be told."""
+
+    def getsockname(self):
+        return ("192.0.2.7", 4711)
+
+
+def test_links_within_this_host_tell_nothing():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reach.note(ours)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        reach.note(server)
+    assert reach.hosts() == ()
+    assert all(address.startswith("unix:") for address in tensors.here().engine.addresses)
+
+
+def test_a_link_to_another_host_is_noted_once():
+    with Link() as link:
+        reach.note(link)
+        reach.note(link)
+    assert reach.hosts() == ("192.0.2.7",)
+
+
+def test_the_engine_listens_where_others_reach_it(monkeypatch):
+    monkeypatch.setattr(reach, "_hosts", ["127.0.0.1"])
+    tensors.close()
+    assert any(address.startswith("127.0.0.1:") for address in tensors.here().engine.addresses)
