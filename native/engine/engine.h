@@ -278,6 +278,9 @@ int tn_transfer_begin(struct tn_peer *peer, struct tn_transfer *transfer, uint64
 /* A reference to the transfer's peer, or NULL if it is quiet. Whoever calls into a link holds one,
  * so that the link is not freed below it when the transfer becomes quiet. */
 struct tn_peer *tn_transfer_peer(struct tn_transfer *transfer);
+/* Whether it may go by that link: TN_OK, TN_AGAIN for rather not now, or negative, and why. */
+int tn_transfer_may_go(const struct tn_attachment *at, const struct tn_transfer *transfer,
+                       char *why, size_t capacity);
 /* Gives it to a link, or fails it. It is quiet, if it has ended, only after one of these two. The
  * caller holds the peer. */
 void tn_transfer_dispatch(struct tn_peer *peer, struct tn_transfer *transfer);

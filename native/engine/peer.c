@@ -401,6 +401,7 @@ int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32
     struct tn_transfer question = {.host = &peer->engine->host,
                                    .peer = peer,
                                    .op = op,
+                                   .allowed = UINT32_MAX,
                                    .remotes = &copy,
                                    .ranges = &range,
                                    .n_remotes = 1,
@@ -415,7 +416,7 @@ int tn_peer_explain(struct tn_peer *peer, const struct tn_remote *remote, uint32
         char why[TN_TEXT_BYTES] = "ok";
         const struct tn_attachment *at = &links[i];
         if (remote) {
-            at->ops->accepts(at->link, &question, why, sizeof(why));
+            tn_transfer_may_go(at, &question, why, sizeof(why));
             int printed = snprintf(text + used, capacity - used, "%s: %s\n", at->ops->name, why);
             used += printed > 0 ? (size_t)printed : 0;
         }

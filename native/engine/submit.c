@@ -61,8 +61,8 @@ static bool touches_device(const struct tn_transfer *transfer)
     return false;
 }
 
-static int may_carry(const struct tn_attachment *at, const struct tn_transfer *transfer, char *why,
-                     size_t capacity)
+int tn_transfer_may_go(const struct tn_attachment *at, const struct tn_transfer *transfer,
+                       char *why, size_t capacity)
 {
     const char *because = NULL;
     if (!(transfer->allowed >> at->provider & 1))
@@ -90,7 +90,7 @@ static const struct tn_attachment *find_link(struct tn_peer *peer, struct tn_tra
         if (at->link == but)
             continue;
         char why[TN_TEXT_BYTES];
-        int status = may_carry(at, transfer, why, sizeof(why));
+        int status = tn_transfer_may_go(at, transfer, why, sizeof(why));
         if (status == TN_OK)
             return at;
         if (status == TN_AGAIN && !reluctant)

@@ -44,6 +44,15 @@ class _Rules(Contract):
 class TestOverTcp(_Rules):
     way = _way("vmm", "tcp")
 
+    def test_the_peer_tells_why_nothing_else_carries_it(self, near: Engine, far: FarSide) -> None:
+        """K9: a line for each provider."""
+        theirs = far.make("x", 100)
+        near.read(theirs, np.zeros(100, np.uint8)).wait(WAIT)
+        (peer,) = [one for one in near.peers if one.incarnation == far.incarnation]
+        lines = peer.explain(theirs)
+        assert "staged: ok" in lines
+        assert any(line.endswith("it cannot reach device memory") for line in lines)
+
     def test_a_batch_of_gpu_and_private_memory(self, near: Engine, far: FarSide) -> None:
         """Both kinds of the peer's memory in one transfer."""
         theirs = far.make("x", 1 << 20, seed=5)

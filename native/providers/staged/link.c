@@ -17,6 +17,9 @@
 void tn_staged_happened(struct tn_staged_event *event)
 {
     struct tn_staged_link *link = event->link;
+    struct tn_host *host = link->host;
+    struct tn_peer *peer = link->peer;
+    host->keep(host, peer); /* what has happened may be the last that kept the link */
     pthread_mutex_lock(&link->lock);
     bool closed = link->closed;
     if (!closed)
@@ -25,7 +28,8 @@ void tn_staged_happened(struct tn_staged_event *event)
     if (closed)
         event->next(event);
     else
-        link->host->tick_soon(link->host, link->peer);
+        host->tick_soon(host, peer);
+    host->unkeep(host, peer);
 }
 
 void tn_staged_keep(struct tn_staged_link *link)
