@@ -77,8 +77,8 @@ def _read_all(
         remote = RemoteRegion.from_bytes(memories[number].handle)
         made[number] = target = _target(tensors, memories[number], remote)
         reads.append(Read(remote, target))
-    left = deadline - time.monotonic()
-    if left <= 0:
+    left = None if deadline == float("inf") else deadline - time.monotonic()  # None: the setting
+    if left is not None and left <= 0:
         raise DeadlineExceeded("the call's deadline passed before its tensors were read")
     tensors.engine.submit(reads, deadline=left).wait()
     for number in large:
