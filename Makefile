@@ -57,7 +57,7 @@ $(VENV)/.demo: $(VENV)/.venv pyproject.toml setup.py bindings/build.py build/.na
 
 # -------------------------------------------------------------------------------------------------- run
 .PHONY: demo bench submit-cost rdma-shell
-demo: $(if $(wildcard $(VENV)/.packages),setup,$(VENV)/.demo) ## the main job: a real model goes from 4 processes to 2 that shard it otherwise, every way this machine has
+demo: $(if $(wildcard $(VENV)/.packages),setup,$(VENV)/.demo) ## the main job: a real model goes from a mesh of 4 actors to one of 2 that shards it otherwise, every way this machine has
 	$(BIN)/transport demo
 
 bench: setup ## what each path of this machine gives, size by size

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import signal
 import statistics
 import sys
 import time
@@ -24,8 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from transport.cli.child import Child
-    from transport.cli.demo_roles import Role, Sync
+    from transport.cli.demo_roles import Sync
+    from transport.mesh.actor_mesh import ActorMesh
+    from transport.mesh.process_mesh import ProcessMesh
 
 PROVIDERS = ("shm", "verbs", "tcp")
 _TOGETHER = 0.01  # seconds from asking the readers to their beginning, all at once
@@ -83,7 +86,7 @@ def demo(wanted: tuple[str, ...], repeat: int, json_file: Path | None) -> None:
     """Move the all-MiniLM-L6-v2 weights from four trainers to two readers that shard them
     otherwise, and check every byte.
 
-    Four processes hold rows of every tensor (FSDP), as slices of the file, in pool memory (the
+    Four actors hold rows of every tensor (FSDP), as slices of the file, in pool memory (the
     engine's, which a peer on this host maps) and then in private memory. Two more fetch what they
     need for tensor parallelism: columns of the matrices, and all of the vectors. They fetch three
     versions, each of which the trainers make in the same memory; before the third one reader is
@@ -143,40 +146,37 @@ def load(file: Path) -> Model:
 
 
 class Cluster(ExitStack):
-    """The processes: trainers and readers. This run's secret is its own: no file is touched."""
+    """Two meshes of actors. This run's secret is its own: no file is touched."""
+
+    trainers: ActorMesh
+    readers: ActorMesh
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         self._file, self._secret = file, secrets.token_bytes(32)
-        self.trainers: list[Child] = []
-        self.readers: list[Child] = []
 
     def __enter__(self) -> Cluster:
         from transport.cli.demo_roles import Reader, Trainer
 
-        self.trainers += [self._start(Trainer, rank) for rank in range(TRAINERS)]
-        self.readers += [self._start(Reader, rank) for rank in range(READERS)]
+        self.trainers = self._start("trainers", TRAINERS).spawn("trainer", Trainer, *self._what)
+        self._homes = self._start("readers", READERS)
+        self._homes.supervise("escalate", on_failure=lambda crash: True)  # the demo kills one
+        self.readers = self._homes.spawn("reader", Reader, *self._what)
         return self
 
+    @property
+    def _what(self) -> tuple[Path, bytes]:
+        return self._file, self._secret
+
+    def _start(self, name: str, count: int) -> ProcessMesh:
+        from transport.mesh.hosts.choice import processes
+
+        return self.enter_context(processes(count, name=name))
+
     def restart_reader(self, rank: int) -> None:
-        """Kills it, as a crash would; another one takes its place."""
-        from transport.cli.demo_roles import Reader
-
-        self.readers[rank].kill()
-        self.readers[rank] = self._start(Reader, rank)
-
-    def _start(self, role: type[Role], rank: int) -> Child:
-        from transport.cli.child import Child
-        from transport.cli.demo_roles import play
-
-        return self.enter_context(Child(play, role, self._file, rank, self._secret))
-
-
-def ask_all(children: Sequence[Child], what: str, *arguments: Any) -> list[Any]:
-    """The same question to all, who answer at the same time."""
-    for child in children:
-        child.tell(what, *arguments)
-    return [child.answer() for child in children]
+        """Kills it, as a crash would; another one takes its place in the same mesh."""
+        os.kill(self.readers.slice(rank=rank).pid.call_one().get(), signal.SIGKILL)
+        self._homes.replace(rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,14 +200,15 @@ class Bench:
     def row(self, provider: str, memory: str) -> Row:
         """Three versions, with a reader restarted before the last; then that again, timed."""
         self.fetches.clear()
-        where = ask_all(self.cluster.trainers, "open", provider, memory)
-        ask_all(self.cluster.readers, "open", provider, memory, where)
+        trainers, readers = self.cluster.trainers, self.cluster.readers
+        where = trainers.open.call(provider, memory).get().values()
+        readers.open.call(provider, memory, where).get()
         for version in VERSIONS:
             self.progress.say(f"{provider}, {memory} memory, version {version}")
-            ask_all(self.cluster.trainers, "publish", version)
+            trainers.publish.call(version).get()
             if version == VERSIONS[-1]:
                 self.cluster.restart_reader(1)
-                self.cluster.readers[1].ask("open", provider, memory, where)
+                readers.slice(rank=1).open.call_one(provider, memory, where).get()
             self._fetch(version)
         first = len(self.fetches)
         limits = [self._again() for _ in range(self.repeat)]
@@ -222,16 +223,15 @@ class Bench:
         rates: dict[str, float] = {}
         for kind in COPIES:
             at = time.monotonic() + _TOGETHER
-            ends = ask_all(self.cluster.readers, "copy", kind, at)
+            ends = self.cluster.readers.copy.call(kind, at).get().values()
             if None not in ends:
                 rates[kind] = nbytes / (max(ends) - at) / 1e9
         return rates
 
     def _fetch(self, version: int) -> None:
         at = time.monotonic() + _TOGETHER
-        for reader, digests in zip(self.cluster.readers, self.model.digests):
-            reader.tell("fetch", version, digests[version], at)
-        syncs = [reader.answer() for reader in self.cluster.readers]
+        digests = [of_reader[version] for of_reader in self.model.digests]
+        syncs = self.cluster.readers.fetch.call(version, digests, at).get().values()
         nbytes = sum(sync.nbytes for sync in syncs)
         rate = nbytes / (max(sync.ended for sync in syncs) - at) / 1e9
         self.fetches.append(Fetch(rate, syncs))

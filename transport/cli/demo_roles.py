@@ -1,25 +1,25 @@
-"""The processes of the demo: trainers, which publish their shards, and readers, which fetch theirs.
+"""The actors of the demo: trainers, which publish their shards, and readers, which fetch theirs.
 
-May import engine, weights and the demo's model. Each is a child that answers the parent's questions
-(child.serve); trainers take no part in a fetch.
+May import mesh, engine, weights and the demo's model. Trainers take no part in a fetch.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transport.cli import child
 from transport.cli.bench_side import listen_for, open_engine, pick_address
 from transport.cli.copy_limit import KINDS, CopyBuffers
 from transport.cli.demo_model import digest, layouts, like, place, sliced, spoil, step
 from transport.errors import InvalidUse
+from transport.mesh.actor import Actor, endpoint
+from transport.mesh.context import current_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from multiprocessing.connection import Connection
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from transport.engine.engine import Engine
@@ -43,20 +43,11 @@ class Sync:
     """Tensors whose digest differs."""
 
 
-def play(pipe: Connection, kind: type[Role], file: Path, rank: int, secret: bytes) -> None:
-    """What the process of a role runs."""
-    role = kind(file, rank, secret)
-    try:
-        child.serve(pipe, role.answers())
-    finally:
-        role.close()
+class Role(Actor):
+    """The state between two calls: an engine, this rank's arrays, what is open."""
 
-
-class Role:
-    """The state between the parent's questions: an engine, this rank's arrays, what is open."""
-
-    def __init__(self, file: Path, rank: int, secret: bytes) -> None:
-        self.rank = rank
+    def __init__(self, file: Path, secret: bytes) -> None:
+        self.rank = current_rank().rank
         self.source, self.target = layouts(file)
         self._file = file
         self._secret = secret
@@ -64,9 +55,9 @@ class Role:
         self.engine: Engine | None = None
         self.arrays: dict[str, Any] = {}
 
-    def answers(self) -> dict[str, Callable[..., Any]]:
-        """By question."""
-        raise NotImplementedError
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
 
     def anew(self, who: str, provider: str, **more: Any) -> Engine:
         """Another engine, instead of all that there was."""
@@ -74,6 +65,9 @@ class Role:
         engine = open_engine(f"{who} {self.rank}", provider, secret=self._secret, **more)
         self.engine = self._held.enter_context(engine)
         return engine
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        self.close()
 
     def close(self) -> None:
         self.arrays, self.engine = {}, None
@@ -85,9 +79,7 @@ class Trainer(Role):
 
     publication: Publication | None = None
 
-    def answers(self) -> dict[str, Callable[..., Any]]:
-        return {"open": self.open, "publish": self.publish}
-
+    @endpoint
     def open(self, provider: str, memory: str) -> str:
         """A new engine with this rank's shard, sliced from the file; where it is found."""
         self.publication = None
@@ -95,6 +87,7 @@ class Trainer(Role):
         self.arrays = place(engine, sliced(self._file, self.source, self.rank), memory)
         return pick_address(engine.addresses, provider)
 
+    @endpoint
     def publish(self, version: int) -> None:
         """The first version is the file's; each further one a step later, in the same memory."""
         from transport.weights import publish
@@ -118,9 +111,7 @@ class Reader(Role):
     subscription: Subscription | None = None
     copies: CopyBuffers | None = None
 
-    def answers(self) -> dict[str, Callable[..., Any]]:
-        return {"open": self.open, "fetch": self.fetch, "copy": self.copy}
-
+    @endpoint
     def open(self, provider: str, memory: str, sources: Sequence[str]) -> None:
         """A new engine with room for this rank's part."""
         from transport.weights import subscribe
@@ -139,8 +130,9 @@ class Reader(Role):
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.arrays.values())
 
-    def fetch(self, version: int, digests: Mapping[str, str], at: float) -> Sync:
-        """One version, from CLOCK_MONOTONIC `at` on; then the digests."""
+    @endpoint
+    def fetch(self, version: int, digests: Sequence[Mapping[str, str]], at: float) -> Sync:
+        """One version, from CLOCK_MONOTONIC `at` on; then the digests, which are by reader."""
         if self.subscription is None:
             raise InvalidUse("open comes first")
         for array in self.arrays.values():
@@ -148,9 +140,11 @@ class Reader(Role):
         _wait_until(at)
         found = self.subscription.fetch(version)
         ended = time.monotonic()
-        wrong = tuple(name for name, it in self.arrays.items() if digest(it) != digests[name])
+        right = digests[self.rank]
+        wrong = tuple(name for name, it in self.arrays.items() if digest(it) != right[name])
         return Sync(found.version, found.nbytes, ended, dict(found.carried), wrong)
 
+    @endpoint
     def copy(self, kind: str, at: float) -> float | None:
         """When a copy of as many bytes by one thread has ended, or None: there is no such copy."""
         if self.copies is None:
