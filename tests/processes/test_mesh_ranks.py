@@ -49,7 +49,9 @@ host.close()
 
 
 @contextlib.contextmanager
-def job(count: int, spares: int = 0, **more: str) -> Iterator[list[subprocess.Popen[str]]]:
+def job(
+    count: int, spares: int = 0, program: str = PROGRAM, **more: str
+) -> Iterator[list[subprocess.Popen[str]]]:
     """As many processes as a launcher would have started, the last ones first."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
@@ -63,7 +65,7 @@ def job(count: int, spares: int = 0, **more: str) -> Iterator[list[subprocess.Po
     }
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(spares)],
+            [sys.executable, "-c", program, str(spares)],
             env={**os.environ, **common, "RANK": str(rank)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -111,6 +113,13 @@ def test_the_first_process_owns_and_all_end_well_when_it_is_through():
         assert out.split() == ["ends", *["0"] * 6]
         assert [process.wait(PATIENCE) for process in started] == [0, 0, 0]
         wait_gone(*pids)
+
+
+def test_actors_run_there_and_a_lost_rank_is_replaced():
+    with job(2, program="from mesh_hosts import count_on; count_on('ranks')") as started:
+        _, err = started[0].communicate(timeout=PATIENCE)
+        assert started[0].returncode == 0, err
+        assert started[1].wait(PATIENCE) == 0
 
 
 def test_a_killed_owner_ends_every_process_of_the_job():

@@ -1,10 +1,12 @@
-"""What every host of a mesh must do, whoever starts its processes. Imports nothing but the mesh."""
+"""What every host of a mesh must do, whoever starts its processes. Imports pytest and the mesh."""
 
 from __future__ import annotations
 
 import os
 import signal
 from typing import TYPE_CHECKING
+
+import pytest
 
 import transport
 from transport.mesh.process import Start
@@ -42,10 +44,20 @@ class Counter(transport.Actor):
         self.count += more
         return transport.current_rank()["rank"], self.count
 
+    @transport.endpoint
+    def leave(self, code: int) -> None:
+        os._exit(code)
+
 
 def count_on(on: str, **options: object) -> None:
     """The same program wherever the processes are."""
     with transport.processes(2, on=on, host=options) as mesh:  # type: ignore[arg-type]
         counters = mesh.spawn("counter", Counter, 3)
         assert counters.add.call(4).get(PATIENCE).values() == [(0, 7), (1, 7)]
-        assert counters.slice(rank=1).add.call_one(1).get(PATIENCE) == (1, 8)
+        last = counters.slice(rank=1)
+        assert last.add.call_one(1).get(PATIENCE) == (1, 8)
+        with pytest.raises(transport.ActorCrashed, match="exit code 7"):
+            last.leave.call_one(7).get(PATIENCE)
+        assert counters.slice(rank=0).add.call_one(1).get(PATIENCE) == (0, 8)
+        mesh.replace(1)
+        assert counters.add.call(1).get(PATIENCE).values() == [(0, 9), (1, 4)]

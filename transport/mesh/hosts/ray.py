@@ -49,6 +49,7 @@ class RayHost:
     ) -> None:
         ray = _ray()
         self.size = agents * per_agent
+        self._started = False
         self._group = _reserve(
             ray, [dict(resources or {"CPU": per_agent})] * agents, strategy, timeout
         )
@@ -66,14 +67,17 @@ class RayHost:
             raise
 
     def start(self, ranks: Sequence[Start]) -> Sequence[Process]:
-        return self._fleet.start(ranks)
+        processes = self._fleet.start(ranks)
+        self._started = True
+        return processes
 
     def close(self) -> None:
         if self._group is None:
             return
         self._fleet.close()
         ray = _ray()
-        ray.wait(self._serving, num_returns=len(self._serving), timeout=_LEAVE_TIMEOUT)
+        if self._started:  # else some agents look for the fleet still, and would go on
+            ray.wait(self._serving, num_returns=len(self._serving), timeout=_LEAVE_TIMEOUT)
         for agent in self._agents:
             with contextlib.suppress(ValueError):  # Ray's for one that it has forgotten
                 ray.kill(agent)
