@@ -42,6 +42,7 @@ OURS, POOL, RESULT = "ours", "ours, from pool memory", "ours, result"
 RAY, MONARCH = "ray", "monarch"
 ASKED = {"copy limit": 0.8, RAY: 3.0, MONARCH: 3.0}
 _WAIT = 120.0  # seconds for one answer
+_REST = 0.15  # seconds before each turn: what the one before left behind is freed meanwhile
 
 
 class Ours:
@@ -186,7 +187,9 @@ def measure(ways: dict[str, Any], source: torch.Tensor, rounds: int) -> dict[str
     with CopyBuffers(size) as buffers:
         for _ in range(rounds):
             for name, way in ways.items():
+                time.sleep(_REST)
                 seconds[name].append(way.turn())
+            time.sleep(_REST)
             for kind in ("memcpy", "streaming"):
                 for count in sorted({1, threads}):
                     times = buffers.times(size, kind, count, 1)
