@@ -1,0 +1,110 @@
+"""Whoever waits drives; nobody waits for somebody who drives for another reason."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+
+import pytest
+from patience import until
+
+from transport.mesh.wheel import Gate, Wheel, shared
+
+SOON = 30.0
+
+
+@pytest.fixture(scope="module")
+def wheel():
+    """One that no actor of this process drives."""
+    return Wheel()
+
+
+@pytest.fixture
+def bell(wheel):
+    """A descriptor that the wheel watches; `rang` has the threads that handled it."""
+    fd, rang = os.eventfd(0, os.EFD_NONBLOCK), queue.SimpleQueue()
+
+    def ring(events):
+        os.eventfd_read(fd)
+        rang.put(threading.current_thread().name)
+
+    wheel.add(fd, ring)
+    yield fd, rang
+    wheel.remove(fd)
+    os.close(fd)
+
+
+def test_while_nobody_waits_the_background_thread_handles(bell):
+    fd, rang = bell
+    for _ in range(3):
+        os.eventfd_write(fd, 1)
+        assert rang.get(timeout=SOON) == "mesh links"
+
+
+def test_who_waits_handles_himself(wheel, bell):
+    fd, rang = bell
+    gate = Gate(wheel)
+    waiter = threading.Thread(
+        target=wheel.wait, args=(gate, time.monotonic() + SOON), name="waiter"
+    )
+    waiter.start()
+    until(lambda: gate.driver)
+    os.eventfd_write(fd, 1)
+    assert rang.get(timeout=SOON) == "waiter"
+    gate.set()
+    waiter.join(SOON)
+    os.eventfd_write(fd, 1)
+    assert rang.get(timeout=SOON) == "mesh links"
+
+
+def test_all_waiters_are_let_go_in_any_order(wheel):
+    gates, done = [Gate(wheel) for _ in range(4)], queue.SimpleQueue()
+
+    def wait(index):
+        done.put((index, wheel.wait(gates[index], time.monotonic() + SOON)))
+
+    threads = [threading.Thread(target=wait, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for index in (2, 0, 3, 1):
+        gates[index].set()
+        assert done.get(timeout=SOON) == (index, True)
+    for thread in threads:
+        thread.join(SOON)
+
+
+def test_a_wait_ends_in_time_and_a_gate_may_be_used_again(wheel):
+    gate = Gate(wheel)
+    assert not wheel.wait(gate, time.monotonic() + 0.01)
+    gate.set()
+    assert wheel.wait(gate, 0.0)
+    gate.open = False
+    assert not wheel.wait(gate, time.monotonic())
+
+
+def test_duties_come_when_they_said(wheel):
+    came, wait = queue.SimpleQueue(), [0.01, 0.01, 1000.0]
+
+    def duty(now):
+        if wait[0] < 1000.0:
+            came.put(now)
+            wait.pop(0)
+        return now + wait[0]
+
+    wheel.attend(duty)
+    first, second = came.get(timeout=SOON), came.get(timeout=SOON)
+    assert second > first
+    wheel.dismiss(duty)
+
+
+def test_later_runs_elsewhere(wheel):
+    names = queue.SimpleQueue()
+    wheel.later(lambda: names.put(threading.current_thread().name))
+    assert names.get(timeout=SOON) == "mesh links"
+
+
+def test_one_for_each_process():
+    assert shared() is shared()
+    assert isinstance(shared(), Wheel)
