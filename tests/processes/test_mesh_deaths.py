@@ -85,16 +85,16 @@ def test_a_hang_is_found_when_nobody_waits(probes):
 
 
 def test_a_sync_endpoint_that_is_busy_still_answers_heartbeats():
-    settings = Settings.from_env(heartbeat=0.05, heartbeat_timeout=1.0)
+    settings = Settings.from_env(heartbeat=0.1, heartbeat_timeout=2.0)
     with transport.local(2, settings=settings) as mesh:
         probes = mesh.spawn("probe", mesh_actors.Probe)
-        busy = probes.slice(rank=0).hang.options(deadline=3.0).call_one()
+        busy = probes.slice(rank=0).hang.options(deadline=4.0).call_one()
         with pytest.raises(ActorCrashed, match="deadline"):
             busy.get(60)
 
 
 def test_a_process_that_is_silent_is_lost():
-    settings = Settings.from_env(heartbeat=0.05, heartbeat_timeout=0.5)
+    settings = Settings.from_env(heartbeat=0.1, heartbeat_timeout=3.0)
     with transport.local(2, settings=settings) as mesh:
         probes = mesh.spawn("probe", mesh_actors.Probe)
         pid = pid_of(probes, 0)
@@ -172,7 +172,7 @@ def test_an_owner_that_was_stopped_does_not_blame_its_processes(tmp_path):
     """Nobody could be heard while it was; all that have answered since are alive."""
     program = (
         "import sys, mesh_actors, transport\n"
-        "settings = transport.Settings.from_env(heartbeat=0.05, heartbeat_timeout=0.4)\n"
+        "settings = transport.Settings.from_env(heartbeat=0.1, heartbeat_timeout=2.0)\n"
         "mesh = transport.local(2, settings=settings)\n"
         "probes = mesh.spawn('probe', mesh_actors.Probe)\n"
         "print('ready', flush=True)\n"
@@ -191,7 +191,7 @@ def test_an_owner_that_was_stopped_does_not_blame_its_processes(tmp_path):
         assert owner.stdout.readline() == "ready\n"
         owner.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, owner.pid, os.WSTOPPED | os.WNOWAIT)
-        select.select([], [], [], 1.0)  # longer than a silence that would be the end
+        select.select([], [], [], 3.0)  # longer than a silence that would be the end
         owner.send_signal(signal.SIGCONT)
         out, _ = owner.communicate("go on\n", timeout=60)
     assert out == "[1, 1] {}\n"

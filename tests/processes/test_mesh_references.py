@@ -8,6 +8,7 @@ import socket
 
 import mesh_actors
 import pytest
+from patience import until
 
 import transport
 from transport import InvalidUse, PeerError
@@ -98,6 +99,7 @@ def test_tcp_needs_the_secret_on_both_sides(door, monkeypatch):
     tcp = door.text.split()[1]
     with knock(tcp, 30) as sock:
         sock.sendall(b"after the proof")
+        until(lambda: came)
     monkeypatch.setenv("TRANSPORT_CONNECT_TIMEOUT", "0.5")
     plain = socket.create_connection(("127.0.0.1", int(tcp.rpartition(":")[2])), 30)
     with plain:
