@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import click
 
 from transport.cli.launch_render import RENDERERS, RUNNERS, Job
+from transport.cli.relay import run
 from transport.errors import InvalidUse, Unavailable
 
 _COUNT = click.IntRange(1, 100_000)
@@ -81,10 +81,10 @@ def _run(on: str, text: str) -> int:
     if on == "torchrun" and "NODE_RANK" in text:
         raise InvalidUse("torchrun is started on every node: print it, and run it there")
     if "{}" not in command:
-        return subprocess.run(command, input=text, text=True, check=False).returncode
+        return run(command, text)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         file.write(text)
         file.flush()
         filled = [file.name if part == "{}" else part for part in command]
         environment = {**os.environ, "TRANSPORT_SECRET": secrets.token_hex(32)}
-        return subprocess.run(filled, env=environment, check=False).returncode
+        return run(filled, environment=environment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -121,6 +122,34 @@ def test_run_gives_it_to_who_reads_it(on: str, tmp_path: Path):
     )
     assert result.exit_code == 3, result.output
     assert kept.read_text() == launch(*given)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("ending", ["exit", "signal"])
+def test_signals_reach_what_runs_and_its_end_is_the_launchers(
+    sent: signal.Signals, ending: str, tmp_path: Path
+):
+    command = tmp_path / "torchrun"
+    command.write_text(
+        f"#!{sys.executable}\n"
+        "import signal, sys\n"
+        f"sent, ending = {int(sent)}, {ending!r}\n"
+        "signal.signal(sent, signal.SIG_DFL if ending == 'signal' else lambda *_: sys.exit(7))\n"
+        "print('runs', flush=True)\n"
+        "signal.pause()\n"
+    )
+    command.chmod(0o755)
+    with subprocess.Popen(
+        [sys.executable, "-m", "transport", "launch", "--on", "torchrun", "--run", "train.py"],
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        assert launcher.stdout
+        assert launcher.stdout.readline() == "runs\n"
+        launcher.send_signal(sent)
+        assert launcher.wait(60) == (7 if ending == "exit" else 128 + sent)
 
 
 def test_a_command_that_is_not_there_is_named(tmp_path: Path):
