@@ -131,6 +131,16 @@ def test_a_killed_owner_ends_every_process_of_the_job():
         wait_gone(*pids)
 
 
+def test_an_interrupt_ends_a_serving_process_without_a_trace():
+    with job(2) as started:
+        pids = pids_of(started[0])
+        started[1].send_signal(signal.SIGINT)
+        _, err = started[1].communicate(timeout=PATIENCE)
+        assert started[1].returncode == 128 + signal.SIGINT
+        assert "Traceback" not in err
+        wait_gone(pids[1])
+
+
 @pytest.mark.slow
 def test_torchrun_starts_a_mesh():
     pytest.importorskip("torch", reason="torch: torchrun comes with it")

@@ -8,6 +8,7 @@ it is the same job and the same secret is proven when an agent joins.
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import threading
@@ -42,9 +43,10 @@ def ranks_host(
     """The host of a job that a launcher started; returns in the job's first process alone.
 
     Every other process serves until the first is through, and ends: status 0 when the mesh was
-    closed, 1 when its owner was lost or never came. `per_process`: how many processes of the mesh
-    each one runs (TRANSPORT_MESH_PROCESSES). `options` are those of a local host, in each. Raises
-    Unavailable where no launcher started this process, or when the first cannot listen.
+    closed, 1 when its owner was lost or never came, 130 at a Ctrl-C. `per_process`: how many
+    processes of the mesh each one runs (TRANSPORT_MESH_PROCESSES). `options` are those of a local
+    host, in each. Raises Unavailable where no launcher started this process, or when the first
+    cannot listen.
     """
     settings = Settings.from_env()
     launched = recognise(os.environ)
@@ -54,7 +56,7 @@ def ranks_host(
     addresses = addresses_of(launched, settings)
     if launched.index > 0:
         agent = Agent(addresses, proof, launched.job, launched.index)
-        sys.exit(serve(agent, timeout, options))
+        sys.exit(_serve(agent, timeout, options))
     door = listen(addresses)
     fleet = Fleet(
         [door],
@@ -71,6 +73,14 @@ def ranks_host(
         target=serve, args=(first, timeout, options), name="mesh-agent", daemon=True
     ).start()
     return fleet
+
+
+def _serve(agent: Agent, timeout: float, options: dict[str, Any]) -> int:
+    """The owner's program says what was interrupted; here nothing of the user's runs."""
+    try:
+        return serve(agent, timeout, options)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def addresses_of(launched: Launched, settings: Settings) -> Sequence[TcpAddress]:
