@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import random
 import select
 import signal
 import subprocess
@@ -108,9 +109,37 @@ def test_the_settings_say_where_and_how_many(monkeypatch: pytest.MonkeyPatch):
         transport.processes()
 
 
+class Gambler(transport.Actor):
+    @transport.endpoint
+    def draw(self) -> tuple[float, float, float]:
+        import numpy as np
+        import torch
+
+        return random.random(), float(np.random.random()), float(torch.rand(1, dtype=torch.float64))
+
+    @transport.endpoint
+    def seed(self, number: int) -> None:
+        import torch
+
+        torch.manual_seed(number)
+
+
+def test_forked_processes_draw_their_own_random_numbers():
+    pytest.importorskip("torch", reason="torch: its generator is one of them")
+    with transport.local(2, host={"preload": ["torch", "numpy"], "method": "fork"}) as mesh:
+        gamblers = mesh.spawn("gambler", Gambler)
+        for one, other in zip(*gamblers.draw.call().get().values()):
+            assert one != other
+        gamblers.seed.call(1).get()  # the same again, for who wants that
+        one, other = gamblers.draw.call().get().values()
+        assert one[2] == other[2]
+
+
 def test_a_host_that_is_not_there_is_named():
     with pytest.raises(InvalidUse, match="local, ranks, ray, monarch"):
         transport.processes(2, on="slurm")
+    with pytest.raises(InvalidUse, match='slurm started it is "ranks"'):
+        transport.processes(2, on="slurm")  # type: ignore[arg-type]
     with pytest.raises(InvalidUse, match="how many"):
         transport.processes(on="ray")
     with pytest.raises(InvalidUse, match="how many"):

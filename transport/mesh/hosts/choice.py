@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transport.mesh.process import Host
 
 HOSTS = ("local", "ranks", "ray", "monarch")
+LAUNCHERS = ("torchrun", "slurm", "kubernetes", "skypilot")  # of `transport launch --on`
 
 
 def processes(
@@ -78,5 +79,6 @@ def _open(on: str | Host, count: int, options: dict[str, Any], settings: Setting
 
         return MonarchHost(processes=count, **options)
     if isinstance(on, str):
-        raise InvalidUse(f"on= is one of {', '.join(HOSTS)}, or a host, not {on!r}")
+        hint = f': in a job that {on} started it is "ranks"' if on in LAUNCHERS else ""
+        raise InvalidUse(f"on= is one of {', '.join(HOSTS)}, or a host, not {on!r}{hint}")
     return on

@@ -282,10 +282,13 @@ def _threads() -> int:
 
 
 def _own_random_numbers() -> None:
-    """As Python's own generator does after a fork; NumPy's would repeat the parent's."""
-    numpy = sys.modules.get("numpy.random")
+    """As Python's own generator does after a fork: those of NumPy and torch would give the same
+    numbers in each process, and in processes that were not forked they do not."""
+    numpy, torch = sys.modules.get("numpy.random"), sys.modules.get("torch")
     if numpy is not None:
         numpy.seed()
+    if torch is not None:
+        torch.default_generator.seed()  # of the CPU; those of GPUs are made after the fork
 
 
 def _prctl(option: int, argument: int) -> None:
