@@ -75,7 +75,10 @@ static void test_refused_work_request_leads_to_another_path(void)
     char text[4096];
     end_finish(end_submit(&a, TN_OP_WRITE, &a.theirs.memory, &range, 1, NULL), TN_OK, "tcp");
     tn_peer_explain(a.peer, &a.theirs.memory, TN_OP_WRITE, text, sizeof(text));
-    CHECK_TEXT(strstr(text, "refuses a work request: Cannot allocate memory"), text);
+    /* It is tried again after a while, which a slow machine may have reached. */
+    CHECK_TEXT(strstr(text, "refuses a work request: Cannot allocate memory") ||
+                   strstr(text, "opened again"),
+               text);
     CHECK_TEXT(strstr(text, "verbs lane 0, fake0:1 to rail 0"), text);
     double_set("send_limit", 0);
     close_pair(&a, &b);
