@@ -54,7 +54,9 @@ def run(
 
 @contextlib.contextmanager
 def _handled(handler: signal._HANDLER) -> Generator[None, None, None]:
-    before = {number: signal.signal(number, handler) for number in (*_ENDING, *_TYPED)}
+    """What is ignored stays so, here and in the command: nohup(1) ignores SIGHUP."""
+    heard = [n for n in (*_ENDING, *_TYPED) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heard}
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jsonschema
 import kubernetes_validate
@@ -18,6 +20,9 @@ from click.testing import CliRunner
 
 from transport.cli import commands
 from transport.cli.launch_render import RENDERERS, RUNNERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "examples" / "launch"
@@ -124,32 +129,56 @@ def test_run_gives_it_to_who_reads_it(on: str, tmp_path: Path):
     assert kept.read_text() == launch(*given)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("ending", ["exit", "signal"])
-def test_signals_reach_what_runs_and_its_end_is_the_launchers(
-    sent: signal.Signals, ending: str, tmp_path: Path
-):
+@contextlib.contextmanager
+def launched(tmp_path: Path, program: str, *before: str) -> Iterator[subprocess.Popen[str]]:
+    """`transport launch --run` with a torchrun that is this program, once it has said "runs"."""
     command = tmp_path / "torchrun"
-    command.write_text(
-        f"#!{sys.executable}\n"
-        "import signal, sys\n"
-        f"sent, ending = {int(sent)}, {ending!r}\n"
-        "signal.signal(sent, signal.SIG_DFL if ending == 'signal' else lambda *_: sys.exit(7))\n"
-        "print('runs', flush=True)\n"
-        "signal.pause()\n"
-    )
+    command.write_text(f"#!{sys.executable}\n{program}")
     command.chmod(0o755)
+    launch = [sys.executable, "-m", "transport", "launch", "--on", "torchrun", "--run", "train.py"]
     with subprocess.Popen(
-        [sys.executable, "-m", "transport", "launch", "--on", "torchrun", "--run", "train.py"],
+        [*before, *launch],
         env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
         stdout=subprocess.PIPE,
         text=True,
     ) as launcher:
         assert launcher.stdout
         assert launcher.stdout.readline() == "runs\n"
+        yield launcher
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("ending", ["exit", "signal"])
+def test_signals_reach_what_runs_and_its_end_is_the_launchers(
+    sent: signal.Signals, ending: str, tmp_path: Path
+):
+    program = (
+        "import signal, sys\n"
+        f"sent, ending = {int(sent)}, {ending!r}\n"
+        "signal.signal(sent, signal.SIG_DFL if ending == 'signal' else lambda *_: sys.exit(7))\n"
+        "print('runs', flush=True)\n"
+        "signal.pause()\n"
+    )
+    with launched(tmp_path, program) as launcher:
         launcher.send_signal(sent)
         assert launcher.wait(60) == (7 if ending == "exit" else 128 + sent)
+
+
+@pytest.mark.slow
+def test_what_nohup_ignores_is_not_passed_on(tmp_path: Path):
+    program = (
+        "import signal, sys\n"
+        "for number in (signal.SIGHUP, signal.SIGTERM):\n"
+        "    signal.signal(number, lambda number, _: sys.exit(number))\n"
+        "print('runs', flush=True)\n"
+        "signal.pause()\n"
+    )
+    ignoring = ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh"]
+    with launched(tmp_path, program, *ignoring) as launcher:
+        launcher.send_signal(signal.SIGHUP)
+        launcher.send_signal(signal.SIGTERM)
+        assert launcher.wait(60) == signal.SIGTERM
 
 
 def test_a_command_that_is_not_there_is_named(tmp_path: Path):
