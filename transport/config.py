@@ -364,6 +364,20 @@ class Settings:
         rest = {name: text for name, text in environ.items() if name not in wrong}
         return cls.from_env(rest), wrong
 
+    def for_others(self) -> dict[str, str]:
+        """Variables for processes that are started with this process's environment: what was set
+        otherwise than by that. Without secrets, and where they are kept."""
+        own, found = Settings.from_env(), dict[str, str]()
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if item.metadata["hidden"] or item.name == "secret_file":
+                continue
+            if value not in (item.default, getattr(own, item.name)):
+                # Sizes are shown rounded, but read in digits as well.
+                text = str(value) if isinstance(value, int) else item.metadata["kind"].show(value)
+                found[variable(item.name)] = str(text)
+        return found
+
     def shown(self, attribute: str) -> str:
         """A setting's value as text for reports; what is secret is only said to be set or not."""
         item = next(item for item in dataclasses.fields(self) if item.name == attribute)

@@ -47,6 +47,15 @@ def test_each_actor_knows_where_it_is(mesh, probes):
     ]
 
 
+def test_settings_hold_for_the_processes_too():
+    given = transport.Settings(mesh_lease=1.5, call_deadline=77.0)
+    with transport.local(2, settings=given) as mesh:
+        probe = mesh.spawn("probe", mesh_actors.Probe)
+        mesh.replace(1)
+        for there in probe.settings.call().get(60).values():
+            assert (there.mesh_lease, there.call_deadline) == (1.5, 77.0)
+
+
 def test_views_have_the_same_actors(probes):
     probes.slice(replica=1).hear.call("row").get(60)
     probes.flatten("rank").slice(rank=3).hear.call_one("last").get(60)

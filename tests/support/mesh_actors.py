@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from transport import Actor, current_rank, endpoint, local, this_proc
+from transport import Actor, Settings, current_rank, endpoint, local, this_proc
 
 
 class Probe(Actor):
@@ -42,6 +42,10 @@ class Probe(Actor):
     @endpoint
     def echo(self, value):
         return value
+
+    @endpoint
+    def settings(self):
+        return Settings.from_env()
 
     @endpoint
     def modules(self):

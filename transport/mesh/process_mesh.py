@@ -11,7 +11,6 @@ from transport.config import Settings
 from transport.errors import InvalidUse, OutOfRange
 from transport.mesh.actor import endpoints
 from transport.mesh.actor_mesh import ActorMesh
-from transport.mesh.process import Start
 from transport.mesh.processes import Processes
 from transport.mesh.shape import Shape
 from transport.mesh.supervision import policy_of
@@ -45,11 +44,13 @@ class ProcessMesh(Closing):
     ) -> ProcessMesh:
         """Starts as many processes as the sizes say; returns when all serve.
 
+        `settings` hold for the mesh and, but for secrets, for its processes: what differs from the
+        defaults is in their environment.
         Raises Unavailable, or ActorCrashed for a process that ended instead.
         """
         shape = Shape(sizes)
         processes = Processes(host, name, shape, settings or Settings.from_env())
-        processes.start([Start(rank, name) for rank in shape.ranks])
+        processes.start()
         return cls(processes, shape)
 
     def spawn(self, name: str, actor: type[Actor], /, *args: Any, **kwargs: Any) -> ActorMesh:

@@ -58,6 +58,7 @@ class Processes:
         self.name = name
         self.shape = shape
         self.settings = settings
+        self._environment = settings.for_others()
         self.id = secrets.token_bytes(16)
         here().owned[self.id] = self
         self.spawned: dict[int, Spawned] = {}
@@ -93,10 +94,10 @@ class Processes:
         return self._members[rank]
 
     # ---------------------------------------------------------------------------------------- start
-    def start(self, starts: Sequence[Start]) -> None:
+    def start(self) -> None:
         """Raises ActorCrashed with the logs of one that did not come up."""
         try:
-            self._members = self.begin(self.host.start(starts))
+            self._members = self._begin(self.shape.ranks)
             ready = self.welcome(self._members)
             ready.get()
             self._started = True
@@ -104,10 +105,11 @@ class Processes:
             self.stop(0.0)
             raise
 
-    def begin(self, processes: Sequence[Process]) -> list[Member]:
+    def _begin(self, ranks: Sequence[int]) -> list[Member]:
         """The members of processes that have just started."""
         members: list[Member] = []
-        for process in processes:
+        starts = [Start(rank, self.name, self._environment) for rank in ranks]
+        for process in self.host.start(starts):
             name = f"rank {process.rank} of {self.name}"
             sock = process.socket
             members.append(Member(process.rank, process.host, name, sock, self._wheel, process))
@@ -194,7 +196,7 @@ class Processes:
         """
         with self._replacing[rank]:
             self._end_old(self.member(rank))
-            (member,) = self.begin(self.host.start([Start(rank, self.name)]))
+            (member,) = self._begin([rank])
             self._joining.append(member)
             try:
                 self.welcome([member]).get()

@@ -62,6 +62,25 @@ def test_overrides_win_and_shield_from_a_bad_variable():
         Settings.from_env({}, speed=1)
 
 
+def test_other_processes_are_told_what_was_set(monkeypatch):
+    monkeypatch.setenv("TRANSPORT_MESH_INLINE", "100")
+    monkeypatch.setenv("TRANSPORT_HEARTBEAT", "3")
+    assert Settings.from_env().for_others() == {}
+    given = Settings(
+        mesh_inline=123457,
+        heartbeat=3.0,
+        call_deadline=math.inf,
+        providers=("shm", "tcp"),
+        verbs_pkey=0x8001,
+        secret="hush",
+        secret_file=Path("/run/secret"),
+    )
+    told = given.for_others()
+    assert not any("SECRET" in name or "hush" in text for name, text in told.items())
+    there = Settings.from_env({"TRANSPORT_HEARTBEAT": "3", **told})
+    assert there == dataclasses.replace(given, secret=None, secret_file=None)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -210,8 +210,8 @@ def local(
 ) -> ProcessMesh:
     """Processes on this machine: `local(8)` (of dimension "rank"), `local(replica=2, shard=4)`.
 
-    `host`: arguments of LocalHost. Raises InvalidUse, Unavailable, or ActorCrashed for a process
-    that ended instead of serving.
+    `settings`: of the mesh and, but for secrets, of its processes. `host`: arguments of LocalHost.
+    Raises InvalidUse, Unavailable, or ActorCrashed for a process that ended instead of serving.
     """
     if (count is None) == (not sizes):
         raise InvalidUse("say how many: local(8), or by dimension: local(replica=2, shard=4)")
