@@ -96,6 +96,8 @@ class Cutter(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     def reducer_override(self, obj: Any) -> Any:
         reduce = self._reducers.get(type(obj))
         found = NotImplemented if reduce is None else reduce(self, obj)
+        if self._remote and reduce is None and _is_tensor(obj):
+            raise InvalidUse(f'keep="remote" is not for a {type(obj).__name__}: return its tensors')
         return super().reducer_override(obj) if found is NotImplemented else found
 
     def _buffer(self, buffer: pickle.PickleBuffer) -> None:
@@ -103,6 +105,11 @@ class Cutter(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
     # ------------------------------------------------------------------------------- of each type
     def _tensor(self, tensor: Any) -> Any:
+        if tensor.is_nested:
+            raise InvalidUse(
+                "a nested tensor of strided layout cannot travel: make it with layout=torch.jagged,"
+                " or send tensor.unbind()"
+            )
         if self._remote:
             return self._as_remote(tensor, "torch")
         if not _is_plain(tensor):
@@ -236,6 +243,7 @@ class Rebuild:
         return self._memories[number](kind)
 
     def relaid(self, sharded: Any, layout: Any) -> Any:
+        sys.modules[type(sharded).__module__].check_actors(layout)
         left = self._deadline - time.monotonic()
         return sharded.fetch(layout, timeout=None if left == float("inf") else max(left, 0.0))
 
@@ -245,6 +253,11 @@ def _cut(value: Any, remote: bool, dense: frozenset[int]) -> Cut:
         cutter = Cutter(file, remote, dense)
         cutter.dump(value)
         return Cut(file.getvalue(), cutter.pieces.all, cutter.passed)
+
+
+def _is_tensor(thing: Any) -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(thing, getattr(torch, "Tensor", ()))
 
 
 def _is_plain(tensor: Any) -> bool:

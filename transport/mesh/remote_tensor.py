@@ -5,9 +5,9 @@ May import tensors, memory, errors and types; torch and numpy only to make what 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from transport.errors import InvalidUse
+from transport.errors import InvalidUse, StaleRegion
 from transport.types import check_timeout, format_bytes
 
 if TYPE_CHECKING:
@@ -37,9 +37,10 @@ class RemoteTensor:
         return self._handle.shape
 
     @property
-    def dtype(self) -> str | None:
-        """ "float32", "bfloat16" and so on; None for an array whose elements have no name."""
-        return self._handle.dtype
+    def dtype(self) -> str:
+        """ "float32", "bfloat16" and so on: a name as in layouts and handles, since the process may
+        have no torch; torch's own is `getattr(torch, remote.dtype)`."""
+        return self._handle.dtype or "uint8"
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +49,7 @@ class RemoteTensor:
 
     @property
     def device(self) -> str:
-        """Where the owner has it: "cpu", "cuda:0"."""
+        """Where the owner has it, as text: "cpu", "cuda:0"; `torch.device(remote.device)`."""
         return self._device
 
     @property
@@ -68,6 +69,14 @@ class RemoteTensor:
         """A part, by the rules of basic indexing; a bound outside raises OutOfRange."""
         return RemoteTensor(self._handle[index], self._hold, self._kind, self._device)
 
+    def __iter__(self) -> NoReturn:
+        """Raises TypeError: each element would be a transfer of its own."""
+        raise TypeError("a RemoteTensor is elsewhere: use .fetch(), or .fetch() of a part of it")
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> NoReturn:
+        """Raises TypeError: numpy would make an array of its elements."""
+        self.__iter__()
+
     # --------------------------------------------------------------------------------------- bytes
     def fetch(self, into: Any = None, timeout: float | None = None) -> Any:
         """A copy of it: a new tensor (or array), or `into`, which must have its shape and dtype.
@@ -80,13 +89,16 @@ class RemoteTensor:
 
         limit, tensors = check_timeout(timeout), here()
         target = self._new(tensors.engine) if into is None else into
-        tensors.engine.read(self._handle, target, deadline=limit).wait()
+        try:
+            tensors.engine.read(self._handle, target, deadline=limit).wait()
+        except StaleRegion as error:
+            raise _stale(error) from error
         return target
 
     def _new(self, engine: Any) -> Any:
         shape, name = self.shape, self.dtype
-        if self._kind == "numpy" or name is None:
-            return engine.empty(shape, name or "uint8", access="read")
+        if self._kind == "numpy":
+            return engine.empty(shape, name, access="read")
         if self._kind == "gpu":
             return engine.empty(shape, name, device=self._device)
         import torch
@@ -108,8 +120,18 @@ class RemoteTensor:
         return arrive, self.parts()
 
     def __repr__(self) -> str:
-        what = f"{self.dtype or 'bytes'}{list(self.shape)}"
+        what = f"{self.dtype}{list(self.shape)}"
         return f"<RemoteTensor {what} {format_bytes(self.nbytes)} on {self._device}>"
+
+
+def _stale(error: StaleRegion) -> StaleRegion:
+    return StaleRegion(
+        f"{error} (the owner has taken this RemoteTensor back: it was on its way for longer than "
+        "the owner's TRANSPORT_MESH_LEASE)",
+        transfer=error.transfer,
+        op=error.op,
+        status=error.status,
+    )
 
 
 def arrive(handle: RemoteRegion, ticket: Ticket, kind: str, device: str) -> RemoteTensor:

@@ -5,8 +5,9 @@ May import context, remote_tensor, tensors, values, sharding, errors and types.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from transport.errors import InvalidUse, LayoutError
 from transport.mesh.context import current_rank
@@ -51,14 +52,21 @@ class Sharded:
 
     @classmethod
     def join(cls, parts: ValueMesh[Sharded] | Iterable[Sharded]) -> Sharded:
-        """Of all ranks' parts. Raises LayoutError for parts of different layouts."""
+        """Of all ranks' parts. Raises LayoutError for parts of different layouts or of one rank."""
         gathered = parts.values() if isinstance(parts, ValueMesh) else list(parts)
         if not gathered:
             raise InvalidUse("there are no parts to join")
         found: dict[int, Mapping[str, Any]] = {}
         for each in gathered:
+            _check_part(each)
             if each.layout != gathered[0].layout:
                 raise LayoutError("the parts are of different layouts")
+            if not found.keys().isdisjoint(each.parts):
+                twice = min(found.keys() & each.parts.keys())
+                raise LayoutError(
+                    f"two parts are of rank {twice}: each actor gives the part of its own rank "
+                    "(Sharded.part(..., rank=) where that is not its rank in the mesh)"
+                )
             found.update(each.parts)
         return cls(found, gathered[0].layout)
 
@@ -68,7 +76,14 @@ class Sharded:
         return tuple(sorted(self.parts))
 
     def to(self, layout: Layout | StateLayout) -> Relaid:
-        """For the arguments of a call: arrives as the local tensors of the actor's rank."""
+        """For the arguments of a call: arrives as the local tensors of the actor's rank.
+
+        That is its rank in the mesh that it was spawned on, in views of it too. The call fails with
+        a LayoutError on an actor whose rank is not in the layout, and on all of them where the mesh
+        has fewer ranks than the layout. Raises LayoutError where one layout is of a state and the
+        other is not.
+        """
+        _check_kinds(self.layout, layout)
         return Relaid(self, layout)
 
     def fetch(
@@ -80,7 +95,7 @@ class Sharded:
     ) -> Any:
         """This process's local tensor in another layout: a tensor, or {local name: tensor}.
 
-        `rank` is its own in that layout, by default its rank in its mesh. `into` are tensors that
+        `rank` is one of that layout, by default this actor's in its mesh. `into` are tensors that
         are written to; by default new ones of the kind that the parts are. dtypes are converted
         where the layouts differ in them. A part whose owner is lost is read from others that have
         the same. Raises LayoutError for layouts that do not fit each other, and what
@@ -90,7 +105,9 @@ class Sharded:
         from transport.sharding.execute import Execution
 
         limit, own = check_timeout(timeout), current_rank().rank if rank is None else rank
+        _check_kinds(self.layout, layout)
         source, target = _state(self.layout), _state(layout)
+        _check_rank(own, target)
         local = self._local(here().engine, target, own, into)
         remote = {
             rank: {name: it.handle for name, it in tensors.items()}
@@ -120,6 +137,15 @@ class Sharded:
             made[name] = engine.empty(shape, dtype if numpy else _torch(dtype), access="read")
         return made
 
+    if not TYPE_CHECKING:  # where it would have every attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(
+                f"a Sharded has no {name!r}: it is no tensor. Whoever calls passes "
+                "sharded.to(layout), and the endpoint gets its local tensor; or use "
+                "sharded.fetch(layout)"
+            )
+
     def __repr__(self) -> str:
         return f"<Sharded {self.layout!r:.80} of ranks {list(self.ranks)!r:.80}>"
 
@@ -137,6 +163,49 @@ def _state(layout: Layout | StateLayout) -> StateLayout:
     if not isinstance(given, (Layout, StateLayout)):
         raise InvalidUse(f"a layout is a Layout or a StateLayout, not a {type(given).__name__}")
     return layout if isinstance(layout, StateLayout) else StateLayout({_ONLY: layout})
+
+
+def check_actors(layout: Layout | StateLayout) -> None:
+    """That these actors have the ranks of the layout, and this one of them has one.
+
+    Raises LayoutError.
+    """
+    state, point = _state(layout), current_rank()
+    _check_rank(point.rank, state)
+    count = math.prod(point.sizes.values())
+    if state.ranks[-1] >= count:
+        raise LayoutError(
+            f"a layout of {len(state.ranks)} ranks, up to rank {state.ranks[-1]}, for actors that "
+            f"were spawned on {count}: what the others should have would go nowhere"
+        )
+
+
+def _check_rank(rank: int, state: StateLayout) -> None:
+    if rank not in state.ranks:
+        raise LayoutError(
+            f"rank {rank} is none of the layout's, which are {list(state.ranks)!r:.80}: ranks are "
+            "those of the mesh that the actors were spawned on"
+        )
+
+
+def _check_kinds(source: Layout | StateLayout, target: Layout | StateLayout) -> None:
+    if isinstance(source, StateLayout) and isinstance(target, Layout):
+        first = next(iter(source), "name")
+        raise LayoutError(
+            "this is a state of named tensors, not a single one: give a StateLayout, such as "
+            f"StateLayout({{{first!r}: layout}})"
+        )
+    if isinstance(source, Layout) and isinstance(target, StateLayout):
+        raise LayoutError("this is a single tensor, not a state: give a Layout, not a StateLayout")
+
+
+def _check_part(part: Any) -> None:
+    if not isinstance(part, Sharded):
+        raise InvalidUse(
+            f"join takes what Sharded.part made on each rank, not a {type(part).__name__}; "
+            "several tensors are one part with a StateLayout, or are joined one by one: "
+            "Sharded.join(each['w'] for each in values.values())"
+        )
 
 
 def _check(tensors: Mapping[str, Any], state: StateLayout, rank: int) -> None:

@@ -76,9 +76,15 @@ class Tensors(Closing):
         return self.engine._core.pool.access_at(view(thing).address)
 
     def lease(self, thing: Any, copies: int) -> tuple[RemoteRegion, Ticket]:
-        """Memory that is on its way to so many holders; it is lent until the last one lets go."""
+        """Memory that is on its way to so many holders; it is lent until the last one lets go.
+
+        Raises InvalidUse for elements that have no name: a copy would not be what this is.
+        """
         grant = self.lend([thing])
         handle = grant.handles[0]
+        if handle.dtype is None:
+            grant.close()
+            raise InvalidUse(f'no keep="remote" for elements of {thing.dtype}: view them as uint8')
         lease = self.leases.lend(grant, copies)
         self._wake.set()
         return handle, Ticket(lease.token, self._door.remote())

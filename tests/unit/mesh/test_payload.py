@@ -287,7 +287,37 @@ def test_what_cannot_be_kept():
         encode(torch.empty(3, device="meta"), Context(keep="remote"))
     with pytest.raises(InvalidUse, match="keep"):
         encode(1, Context(keep="here"))
+    rows = [torch.ones(2), torch.ones(3)]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
+    for value in (np.zeros(3, "M8[s]"), np.zeros(3, [("a", "i4")]), jagged):
+        with pytest.raises(InvalidUse, match='keep="remote"'):
+            encode(value, Context(keep="remote"))
     assert leases_come_to(0)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype")
+def test_a_strided_nested_tensor_is_refused():
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    for keep in ("", "remote"):
+        with pytest.raises(InvalidUse, match="jagged"):
+            encode(nested, Context(keep=keep))
+
+
+@pytest.mark.parametrize("use", [np.asarray, np.array, list])
+def test_a_remote_tensor_says_that_it_must_be_fetched(use):
+    kept = round_trip(torch.ones(3, 2, dtype=torch.bfloat16), keep="remote")
+    assert getattr(torch, kept.dtype) is torch.bfloat16
+    with pytest.raises(TypeError, match=r"\.fetch\(\)"):
+        use(kept)
+
+
+def test_an_expired_lease_is_named(monkeypatch):
+    monkeypatch.setattr(tensors.here().leases, "_lifetime", 0.0)
+    payload = encode(torch.ones(3), Context(keep="remote"))
+    assert leases_come_to(0)
+    late = decode(payload, Context())
+    with pytest.raises(StaleRegion, match="TRANSPORT_MESH_LEASE"):
+        late.fetch()
 
 
 # --------------------------------------------------------------------------------- hostile payloads
