@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import time
 
@@ -44,10 +45,18 @@ def trio():
         yield mesh.spawn("keeper", mesh_tensor_actors.Keeper)
 
 
+@pytest.fixture(scope="module")
+def six():
+    with transport.local(6, name="six", host={"preload": ["torch"]}) as mesh:
+        yield mesh
+
+
 @pytest.fixture
-def mortal():
-    with transport.local(3, name="mortal", host={"preload": ["torch"]}) as mesh:
-        yield mesh.spawn("keeper", mesh_tensor_actors.Keeper)
+def mortal(six):
+    """Three that may be killed."""
+    yield six.slice(rank=slice(3)).spawn("keeper", mesh_tensor_actors.Keeper)
+    for rank in six.crashed:
+        six.replace(rank)
 
 
 def one(actors, rank):
@@ -83,11 +92,11 @@ def test_arguments_and_results(trio):
         assert not made["views"][1].any()
 
 
-def test_a_tensor_for_the_constructor():
+def test_a_tensor_for_the_constructor(six):
     start = torch.ones(COUNT)
-    with transport.local(2, host={"preload": ["torch"]}) as mesh:
-        actors = mesh.spawn("keeper", mesh_tensor_actors.Keeper, start)
-        assert [bool(it.all()) for it in actors.give.call("start").get(WAIT).values()] == [True] * 2
+    actors = six.spawn("keeper", mesh_tensor_actors.Keeper, start)
+    assert [bool(it.all()) for it in actors.give.call("start").get(WAIT).values()] == [True] * 6
+    six.discard(actors)
 
 
 def test_a_result_is_what_it_was_when_it_was_given(trio):
@@ -224,35 +233,52 @@ ROWS = Layout.placed(WHOLE.shape, "float32", Mesh((4,)), [Shard(0)])
 COLUMNS = Layout.placed(WHOLE.shape, "bfloat16", Mesh((2,)), [Shard(1)])
 
 
-def test_a_sharded_tensor_arrives_in_another_layout():
-    with (
-        transport.local(4, name="trainers", host={"preload": ["torch"]}) as four,
-        transport.local(2, name="generators", host={"preload": ["torch"]}) as two,
+def test_a_sharded_tensor_arrives_in_another_layout(six):
+    trainers = six.slice(rank=slice(4)).spawn("trainer", mesh_tensor_actors.Shards, WHOLE, ROWS)
+    generators = six.slice(rank=slice(4, 6)).spawn("generator", mesh_tensor_actors.Shards)
+    whole = Sharded.join(trainers.part.call().get(WAIT))
+    assert whole.ranks == (0, 1, 2, 3)
+    for rank, local in generators.take.call(whole.to(COLUMNS)).get(WAIT).values():
+        expected = WHOLE[:, rank * 32 : (rank + 1) * 32].to(torch.bfloat16)
+        assert torch.equal(local, expected)
+    mine = whole.fetch(Layout.whole(WHOLE.shape, "float32"))
+    assert torch.equal(mine, WHOLE)
+    last = generators.slice(rank=1)
+    for moved in (
+        last.fetch.call_one(whole, COLUMNS).get(WAIT),
+        last.take.call_one(whole.to(COLUMNS)).get(WAIT)[1],
     ):
-        trainers = four.spawn("trainer", mesh_tensor_actors.Shards, WHOLE, ROWS)
-        generators = two.spawn("generator", mesh_tensor_actors.Shards)
-        whole = Sharded.join(trainers.part.call().get(WAIT))
-        assert whole.ranks == (0, 1, 2, 3)
-        for rank, local in generators.take.call(whole.to(COLUMNS)).get(WAIT).values():
-            expected = WHOLE[:, rank * 32 : (rank + 1) * 32].to(torch.bfloat16)
-            assert torch.equal(local, expected)
-        mine = whole.fetch(Layout.whole(WHOLE.shape, "float32"))
-        assert torch.equal(mine, WHOLE)
-        moved = generators.slice(rank=1).fetch.call_one(whole, COLUMNS).get(WAIT)
         assert torch.equal(moved, WHOLE[:, 32:].to(torch.bfloat16))
 
 
-def test_a_part_whose_owner_is_killed_is_read_from_another():
+@pytest.mark.parametrize(
+    ("ranks", "first", "why"),
+    [(3, 0, "3 ranks.* spawned on 2"), (1, 0, "rank 1 is none"), (1, 1, "rank 1 is none")],
+)
+def test_a_layout_for_other_ranks_fails_the_call(six, ranks, first, why):
+    """More than there are actors; fewer; and for a view of them, whose ranks are those of all."""
+    pair = six.slice(rank=slice(2)).spawn("pair", mesh_tensor_actors.Shards)
+    target = Layout.placed(WHOLE.shape, "float32", Mesh((ranks,)), [Shard(0)])
+    whole = Sharded.part(WHOLE, Layout.whole(WHOLE.shape, "float32"))
+    with pytest.raises(ActorError) as found:
+        pair.slice(rank=slice(first, None)).take.call(whole.to(target)).get(WAIT)
+    assert isinstance(found.value.__cause__, LayoutError)
+    assert re.search(why, str(found.value))
+    six.discard(pair)
+
+
+def test_a_part_whose_owner_is_killed_is_read_from_another(six):
     twice = Layout.placed(WHOLE.shape, "float32", Mesh((2, 2)), [Replicate(), Shard(0)])
-    with transport.local(4, name="trainers", host={"preload": ["torch"]}) as four:
-        trainers = four.spawn("trainer", mesh_tensor_actors.Shards, WHOLE, twice)
-        whole = Sharded.join(trainers.part.call().get(WAIT))
-        target = Layout.whole(WHOLE.shape, "float32")
-        lost = trainers.slice(rank=0)
-        os.kill(lost.pid.call_one().get(WAIT), signal.SIGKILL)
-        with pytest.raises(ActorCrashed):
-            lost.pid.call_one().get(WAIT)
-        assert torch.equal(whole.fetch(target, timeout=WAIT), WHOLE)
+    four = six.slice(rank=slice(4))
+    trainers = four.spawn("trainer", mesh_tensor_actors.Shards, WHOLE, twice)
+    whole = Sharded.join(trainers.part.call().get(WAIT))
+    target = Layout.whole(WHOLE.shape, "float32")
+    lost = trainers.slice(rank=0)
+    os.kill(lost.pid.call_one().get(WAIT), signal.SIGKILL)
+    with pytest.raises(ActorCrashed):
+        lost.pid.call_one().get(WAIT)
+    assert torch.equal(whole.fetch(target, timeout=WAIT), WHOLE)
+    six.replace(0)
 
 
 def test_parts_that_do_not_fit():
