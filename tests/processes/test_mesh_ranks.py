@@ -20,6 +20,7 @@ from patience import until
 from transport import PeerRefused, Unavailable
 from transport.control.address import TcpAddress
 from transport.control.secret import Secret
+from transport.mesh.hosts import fleet as fleets
 from transport.mesh.hosts.agent import Agent, serve
 from transport.mesh.hosts.fleet import Fleet
 from transport.mesh.process import Cause, Start
@@ -289,3 +290,17 @@ def test_what_is_no_agent_harms_nobody(world: World, said: bytes):
     processes = world.fleet.start(starts(0, 1, 2))
     for process in processes:
         process.stop(PATIENCE)
+
+
+def test_silent_strangers_lock_no_agent_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fleets, "_STRANGERS", 0)
+    world = World(2)
+    with contextlib.ExitStack() as strangers:
+        address = (world.address.host, world.address.port)
+        silent = [strangers.enter_context(socket.create_connection(address)) for _ in range(30)]
+        processes = world.fleet.start(starts(0, 1))
+        silent[0].settimeout(PATIENCE)
+        assert silent[0].recv(1) == b""  # the oldest gave way
+        for process in processes:
+            process.stop(PATIENCE)
+        world.close()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import pickle
+import queue
 import socket
+import threading
+import time
 
 import mesh_actors
 import pytest
@@ -12,7 +16,10 @@ from patience import until
 
 import transport
 from transport import InvalidUse, PeerError
+from transport.mesh import door as doors
+from transport.mesh import messages as m
 from transport.mesh.door import Door, knock
+from transport.mesh.member import Pending
 from transport.mesh.wheel import shared
 
 
@@ -107,6 +114,98 @@ def test_tcp_needs_the_secret_on_both_sides(door, monkeypatch):
         with contextlib.suppress(ConnectionResetError):
             assert plain.recv(1) == b""
     assert len(came) == 1
+
+
+@pytest.fixture
+def tcp(door, monkeypatch):
+    """The address of a door that proves few at once."""
+    monkeypatch.setenv("TRANSPORT_SECRET", "one secret of this test")
+    monkeypatch.setattr(doors, "_UNPROVEN", 4)
+    door[0].open_tcp("127.0.0.1")
+    return door[0].text.split()[1]
+
+
+def test_silent_strangers_lock_nobody_out(door, tcp):
+    address = ("127.0.0.1", int(tcp.rpartition(":")[2]))
+    with contextlib.ExitStack() as strangers:
+        silent = [strangers.enter_context(socket.create_connection(address)) for _ in range(30)]
+        with knock(tcp, 30):
+            until(lambda: door[1])
+        silent[0].settimeout(30)
+        assert silent[0].recv(1) == b""  # the oldest gave way
+
+
+def test_a_crowd_of_peers_all_come_in(door, tcp):
+    def come():
+        with knock(tcp, 60) as sock:
+            sock.settimeout(60)
+            came.put(sock.recv(1))
+
+    came = queue.SimpleQueue()
+    peers = [threading.Thread(target=come) for _ in range(12)]
+    for peer in peers:
+        peer.start()
+    until(lambda: len(door[1]) == len(peers))
+    for sock in door[1]:
+        sock.send(b"1")
+    assert [came.get(timeout=60) for _ in peers] == [b"1"] * len(peers)
+    for peer in peers:
+        peer.join()
+
+
+def test_whoever_was_not_let_in_knocks_again():
+    def hang_up_first():
+        server.accept()[0].close()
+        came.put(asyncio.run(doors._prove(server.accept()[0], 30, initiator=False)))
+
+    came = queue.SimpleQueue()
+    with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as server:
+        patch.setenv("TRANSPORT_SECRET", "one secret of this test")
+        thread = threading.Thread(target=hang_up_first)
+        thread.start()
+        with knock(f"127.0.0.1:{server.getsockname()[1]}", 30), came.get(timeout=30):
+            thread.join()
+
+
+def test_an_event_loop_may_run_where_one_knocks(door, tcp):
+    async def come():
+        knock(tcp, 30).close()
+
+    asyncio.run(come())
+
+
+GUESTS_MAY_NOT = ["spawn", "forget", "moved", "stop", "welcome"]
+
+
+@pytest.mark.parametrize("kind", GUESTS_MAY_NOT)
+def test_who_comes_through_the_door_only_calls(probes, kind):
+    team, number = probes._team, probes.number
+    said = {
+        "spawn": m.Spawn(9, number, "other", 0, ()),
+        "forget": m.Forget(number),
+        "moved": m.Moved(team.id, 0, ""),
+        "stop": m.Stop(),
+        "welcome": m.Welcome(team.id, "other", 0, ()),
+    }[kind]
+    with knock(team.door(1), 30) as guest:
+        guest.settimeout(30)
+        guest.sendall(m.frame(said))
+        assert guest.recv(1) == b""
+    assert probes.add.call(1).get(60).values() == [11] * 3
+
+
+def test_a_number_that_is_taken_harms_no_actor(probes):
+    class Sink:
+        def settle(self, index, reply):
+            heard.put(reply)
+
+    heard = queue.SimpleQueue()
+    again = Pending(Sink(), 0, "again", time.monotonic() + 60)
+    member = probes._team.member(1)
+    member.ask(lambda n: m.Spawn(n, probes.number, "again", 0, ()), b"", again)
+    with pytest.raises(transport.ActorError, match="with this number"):
+        heard.get(timeout=60).value()
+    assert probes.add.call(1).get(60).values() == [11] * 3
 
 
 def test_nobody_behind_a_door():

@@ -1,18 +1,21 @@
 """Where a process of a mesh is reached by others than its owner, and how they knock.
 
-May import control's handshake, doors and channel (only when TCP is used), errors, config. A unix
-socket serves the same user (SO_PEERCRED). TCP is opened only where the owner is on another host,
-and proves the job's secret both ways before anything else is read.
+May import strangers, control's handshake and channel (only when TCP is used), errors, config. A
+unix socket serves the same user (SO_PEERCRED). TCP is opened only where the owner is on another
+host, and proves the job's secret both ways before anything else is read.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
+import random
 import secrets
 import socket
 import struct
 import threading
+import time
 from typing import TYPE_CHECKING, Any, cast
 
 from transport.config import Settings
@@ -28,7 +31,8 @@ if TYPE_CHECKING:
 
 _PEERCRED = struct.Struct("3i")  # struct ucred: pid, uid, gid (unix(7))
 _BACKLOG = 1024
-_UNPROVEN = 64  # connections that are being proven at once
+_UNPROVEN = 256  # connections that are being proven at once
+_PAUSE = 0.02  # seconds before whoever was not let in knocks again; doubled each time
 _SEPARATOR = " "
 
 
@@ -38,13 +42,13 @@ class Door:
     def __init__(self, wheel: Wheel, adopt: Adopt) -> None:
         self._wheel = wheel
         self._adopt = adopt
-        self._unproven = threading.BoundedSemaphore(_UNPROVEN)
         self._addresses: list[str] = []
         self._sockets: list[socket.socket] = []
         name = f"tensor-transport/mesh/{secrets.token_hex(16)}"
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(f"\0{name}")
-        self._listen(sock, f"unix:@{name}", self._take_unix)
+        self._listen(sock, f"unix:@{name}")
+        self._wheel.add(sock.fileno(), lambda events: self._accept(sock))
 
     @property
     def text(self) -> str:
@@ -57,18 +61,18 @@ class Door:
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.bind((host, 0))
         port = sock.getsockname()[1]
-        self._listen(sock, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", self._take_tcp)
+        self._listen(sock, f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        threading.Thread(target=self._admit, args=(sock,), name="door", daemon=True).start()
 
-    def _listen(self, sock: socket.socket, address: str, take: Adopt) -> None:
+    def _listen(self, sock: socket.socket, address: str) -> None:
         sock.listen(_BACKLOG)
         sock.setblocking(False)
         self._sockets.append(sock)
         self._addresses.append(address)
-        self._wheel.add(sock.fileno(), lambda events: self._accept(sock, take))
 
-    def _accept(self, sock: socket.socket, take: Adopt) -> None:
+    def _accept(self, sock: socket.socket) -> None:
         with contextlib.suppress(OSError):  # nobody, or no descriptor left: the next time
-            take(sock.accept()[0])
+            self._take_unix(sock.accept()[0])
 
     def _take_unix(self, sock: socket.socket) -> None:
         if _uid(sock) == os.geteuid():
@@ -76,26 +80,28 @@ class Door:
         else:
             sock.close()
 
-    def _take_tcp(self, sock: socket.socket) -> None:
-        if not self._unproven.acquire(blocking=False):
-            sock.close()
-            return
-        threading.Thread(target=self._prove, args=(sock,), name="door", daemon=True).start()
+    def _admit(self, sock: socket.socket) -> None:
+        """Runs for as long as the process, in a thread that wakes for newcomers alone."""
+        import asyncio
 
-    def _prove(self, sock: socket.socket) -> None:
-        try:
-            with contextlib.suppress(TransportError, OSError):
-                self._adopt(_proven(sock, initiator=False))
-        finally:
-            self._unproven.release()
+        from transport.mesh.strangers import Strangers
+
+        asyncio.run(Strangers(_UNPROVEN, self._take_tcp).accept(sock))
+
+    async def _take_tcp(self, sock: socket.socket) -> None:
+        with contextlib.suppress(TransportError, OSError):
+            self._adopt(await _prove(sock, Settings.from_env().connect_timeout, initiator=False))
 
 
 def knock(door: str, timeout: float) -> socket.socket:
     """A socket to the process behind a door, the same host's first. Raises PeerError."""
+    end = time.monotonic() + timeout
     error: TransportError = PeerLost("it has no door")
     for address in door.split(_SEPARATOR) if door else ():
         try:
-            return _knock(address, timeout)
+            if address.startswith("unix:@"):
+                return _knock_unix(address, timeout)
+            return _knock_tcp(address, end)
         except OSError as failed:
             error = PeerLost(f"{address}: {failed.strerror or failed}")
         except TransportError as failed:
@@ -103,11 +109,24 @@ def knock(door: str, timeout: float) -> socket.socket:
     raise error
 
 
-def _knock(address: str, timeout: float) -> socket.socket:
-    if not address.startswith("unix:@"):
-        host, _, port = address.rpartition(":")
-        sock = socket.create_connection((host.strip("[]"), int(port)), timeout)
-        return _proven(sock, initiator=True)
+def _knock_tcp(address: str, end: float) -> socket.socket:
+    """Again and again when it hangs up: among many that knock we may have had to give way."""
+    host, _, port = address.rpartition(":")
+    pause = _PAUSE
+    while True:
+        left = max(end - time.monotonic(), _PAUSE)
+        sock = socket.create_connection((host.strip("[]"), int(port)), left)
+        try:
+            return _proven(sock, max(end - time.monotonic(), _PAUSE))
+        except PeerLost:
+            wait = pause * (0.5 + random.random())  # not all at the same time
+            if time.monotonic() + wait >= end:
+                raise
+            time.sleep(wait)
+            pause *= 2
+
+
+def _knock_unix(address: str, timeout: float) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout)
@@ -125,32 +144,35 @@ def _uid(sock: socket.socket) -> int:
 
 
 # ------------------------------------------------------------------------------------------- proof
-def _proven(sock: socket.socket, *, initiator: bool) -> socket.socket:
+def _proven(sock: socket.socket, timeout: float) -> socket.socket:
     """Takes the socket; blocks for the time of the handshake. Raises PeerError."""
     import asyncio
 
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        return asyncio.run(_prove_within(sock, initiator))
-    except asyncio.TimeoutError:
-        raise PeerLost("it did not prove itself in time") from None
+    # In another thread: in this one an event loop may run, an async actor's.
+    with concurrent.futures.ThreadPoolExecutor(1, "knock") as thread:
+        return thread.submit(asyncio.run, _prove(sock, timeout, initiator=True)).result()
 
 
-async def _prove_within(sock: socket.socket, initiator: bool) -> socket.socket:
+async def _prove(sock: socket.socket, timeout: float, *, initiator: bool) -> socket.socket:
+    """Takes the socket. Raises PeerError, OSError."""
     import asyncio
 
     from transport.control import handshake
     from transport.control.channel import Channel
 
-    settings, channel = Settings.from_env(), Channel(sock)
+    channel = Channel(sock)
     try:
-        who = _party(settings)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        who = _party(Settings.from_env())
         if initiator:
             proof = handshake.initiate(channel, who, None)
         else:  # there is nothing to negotiate: who asks for an engine's link is refused
             proof = handshake.respond(channel, who, cast(Any, None), _no_link)
-        await asyncio.wait_for(proof, settings.connect_timeout)
+        await asyncio.wait_for(proof, timeout)
         return socket.socket(fileno=channel.detach())
+    except asyncio.TimeoutError:
+        channel.close()
+        raise PeerLost("it did not prove itself in time") from None
     except BaseException:
         channel.close()
         raise

@@ -33,7 +33,7 @@ class OwnProcess:
         self.pid = os.getpid()
         self.ended: concurrent.futures.Future[Cause] = concurrent.futures.Future()
         self.socket, theirs = socket.socketpair()
-        server().adopt(theirs, announce=True)
+        server().adopt(theirs)
 
     def kill(self) -> None:
         """Ends the mesh alone: its actors run on, for a thread cannot be ended."""

@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import InvalidUse, PeerLost, PeerRefused
@@ -42,25 +43,31 @@ class Server:
         self._stages: dict[int, Stage] = {}
         self._links: dict[Link, dict[int, Callable[[], None]]] = {}  # what their answers hold
         self._owner: Link | None = None
-        self.door = Door(self.wheel, self.adopt)
+        self._owners: weakref.WeakSet[Link] = weakref.WeakSet()  # of meshes with this process
+        self.door = Door(self.wheel, self._visit)
 
-    def adopt(self, sock: socket.socket, *, owner: bool = False, announce: bool = False) -> Link:
-        """Serves whoever is at the other end, who has proven to be allowed to.
+    def adopt(self, sock: socket.socket, *, owner: bool = False) -> None:
+        """Serves who has a mesh with this process, and is told that it serves.
 
-        The process ends with its owner's link. `announce`: say first that it serves.
+        `owner`: the process is theirs, and ends with this link.
         """
         link = Link(sock, self.wheel, self._received, self._lost)
         self._links[link] = {}
+        self._owners.add(link)
         if owner:
             self._owner = link
             reach.note(sock)
             if sock.family != socket.AF_UNIX:  # others may be on other hosts, too
                 self.door.open_tcp(sock.getsockname()[0])
         link.begin()
-        if announce:
-            with contextlib.suppress(PeerLost):
-                link.send(m.Ready(os.getpid(), self.door.text))
-        return link
+        with contextlib.suppress(PeerLost):
+            link.send(m.Ready(os.getpid(), self.door.text))
+
+    def _visit(self, sock: socket.socket) -> None:
+        """Serves who came through the door, proven: they may call actors, and nothing else."""
+        link = Link(sock, self.wheel, self._received, self._lost)
+        self._links[link] = {}
+        link.begin()
 
     def exit(self, code: Any) -> None:
         """Ends the process as sys.exit(code) would."""
@@ -89,7 +96,7 @@ class Server:
         if isinstance(message, m.Call):
             stage = self._stages.get(message.actor)
             if stage is None:
-                self._refuse(link, message)
+                self._refuse(link, message, "there is no such actor here (any more)")
             else:
                 stage.put(job(link, message, body))
         elif isinstance(message, m.Ping):
@@ -97,12 +104,20 @@ class Server:
                 link.send(m.Pong(message.number))
         elif isinstance(message, m.Taken):
             self.release(link, message.number)
-        elif isinstance(message, m.Spawn):
-            self._stages[message.actor] = Stage(self, link, message, body)
+        elif link in self._owners:
+            self._ordered(link, message, body)
+        else:
+            raise PeerRefused(f"{type(message).__name__} is not for who came through the door")
+
+    def _ordered(self, link: Link, message: m.Message, body: Body) -> None:
+        """What only an owner may say."""
+        if isinstance(message, m.Spawn):
+            self._spawn(link, message, body)
         elif isinstance(message, m.Forget):
-            stage = self._stages.pop(message.actor, None)
-            if stage is not None:
+            stage = self._stages.get(message.actor)
+            if stage is not None and stage.owner is link:
                 stage.put(None)
+                self._stages.pop(message.actor, None)
         elif isinstance(message, m.Moved):
             here().moved(message.mesh, message.rank, message.door)
         elif isinstance(message, m.Stop):
@@ -110,11 +125,18 @@ class Server:
         elif not isinstance(message, m.Welcome):
             raise PeerRefused(f"{type(message).__name__} is not said to a process of a mesh")
 
-    def _refuse(self, link: Link, call: m.Call) -> None:
-        error = InvalidUse("there is no such actor here (any more)")
-        if call.number:
+    def _spawn(self, link: Link, message: m.Spawn, body: Body) -> None:
+        """One number is one actor. After an interrupt the same message may come again (link.py)."""
+        known = self._stages.get(message.actor)
+        if known is None or known.owner is not link:  # another's: it takes a given-up actor's place
+            self._stages[message.actor] = Stage(self, link, message, body)
+        elif known.number != message.number:
+            self._refuse(link, message, "there is an actor with this number")
+
+    def _refuse(self, link: Link, message: m.Call | m.Spawn, why: str) -> None:
+        if message.number:
             with contextlib.suppress(PeerLost):
-                link.send(m.Answer(call.number, False), failure.pack(error))
+                link.send(m.Answer(message.number, False), failure.pack(InvalidUse(why)))
 
     def _lost(self, link: Link, error: TransportError) -> None:
         held = self._links.pop(link, {})
@@ -143,7 +165,7 @@ def serve(sock: socket.socket, place: Place) -> int:
     Threads of actors may still run then: the caller ends the process (os._exit).
     """
     process = server()
-    process.adopt(sock, owner=True, announce=True)
+    process.adopt(sock, owner=True)
     process.ended.wait()
     return process.code
 

@@ -50,6 +50,7 @@ class Stage:
 
     def __init__(self, server: Server, link: Link, spawn: m.Spawn, body: Body) -> None:
         self.owner = link
+        self.number = spawn.number  # of the message that made it
         self._server = server
         self._spawn = spawn
         self._body: Body = body

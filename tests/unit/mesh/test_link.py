@@ -79,6 +79,19 @@ def test_a_peer_that_breaks_the_protocol_is_refused():
         assert isinstance(end.lost.get(timeout=30), PeerRefused)
 
 
+def test_a_body_takes_memory_as_it_comes_not_as_it_is_announced():
+    a, b = socket.socketpair()
+    with a, b:
+        b.setblocking(False)
+        incoming = _Incoming(b, lambda message, body: None)
+        a.sendall(m.frame(m.Answer(1, True), m.MAX_BODY) + bytes(70_000))
+        incoming.read()
+        incoming.read()
+        large = incoming._buffer.large
+        assert large is not None
+        assert 0 < len(large.body) < 8 << 20
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.binary(max_size=40), min_size=1, max_size=5), st.integers(1, 30))
 def test_however_the_stream_is_cut(bodies, step):

@@ -1,5 +1,5 @@
 """Processes on many machines: agents join, are told what to start, and report. May import
-introduction, orders, printer and process.
+introduction, orders, printer, process and strangers.
 
 One thread runs an event loop that has the door and all agents. A process belongs to its agent: when
 the agent's connection ends, by a crash or by a lost network, its processes have ended.
@@ -26,10 +26,10 @@ from transport.mesh.hosts import orders
 from transport.mesh.hosts.introduction import TAKEN, guard, owned, party, welcome
 from transport.mesh.hosts.printer import Spool, forward
 from transport.mesh.process import Cause
+from transport.mesh.strangers import Strangers
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
-    from typing import Any
+    from collections.abc import Sequence
 
     from transport.control.secret import Secret
     from transport.mesh.hosts.printer import Sink
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _KILL_TIMEOUT = 15.0
 _LEAVE_TIMEOUT = 15.0
-_REST = 0.5  # after the process ran out of descriptors
-_STRANGERS = 64
+_STRANGERS = 256  # connections that are being proven at once, beside those of our agents
 
 
 class FleetProcess:
@@ -121,7 +120,7 @@ class Fleet:
         self._processes: dict[int, FleetProcess] = {}
         self._changed = threading.Condition()
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers = Strangers(_STRANGERS + 2 * agents, self._serve)
         self._loop = asyncio.new_event_loop()
         self._doors = tuple(doors)
         self._thread = threading.Thread(target=self._run, name="mesh-fleet")
@@ -216,42 +215,26 @@ class Fleet:
     def _run(self) -> None:
         for door in self._doors:
             door.setblocking(False)
-            self._keep(self._accept(door))
+        accepting = [self._loop.create_task(self._strangers.accept(door)) for door in self._doors]
         try:
             self._loop.run_forever()
         finally:
-            for task in self._tasks:
+            for task in accepting:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+            self._loop.run_until_complete(asyncio.gather(*accepting, return_exceptions=True))
+            self._loop.run_until_complete(self._strangers.close())
             self._loop.close()
             for door in self._doors:
                 door.close()
             for process in tuple(self._processes.values()):
                 process.end(Cause(text="its host is closed"))
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)  # the loop itself keeps no task
-        task.add_done_callback(self._tasks.discard)
-
-    async def _accept(self, door: socket.socket) -> None:
-        while True:
-            try:
-                sock, _ = await self._loop.sock_accept(door)
-            except OSError as error:
-                _log.warning("a mesh cannot accept connections for now: %s", error.strerror)
-                await asyncio.sleep(_REST)
-                continue
+    async def _serve(self, sock: socket.socket) -> None:
+        with contextlib.closing(Channel(sock)) as channel:
             guard(sock)
-            if len(self._tasks) > _STRANGERS + 2 * self._wanted:
-                sock.close()
-                continue
-            self._keep(self._serve(Channel(sock)))
-
-    async def _serve(self, channel: Channel) -> None:
-        with contextlib.closing(channel):
             try:
                 greeting = await welcome(channel, self._who)
+                self._strangers.known()
                 if greeting.job != self._job:
                     return  # its job has another door
                 if isinstance(greeting, orders.Connect):
