@@ -123,6 +123,12 @@ def test_an_exception_comes_back_with_its_traceback(probes):
     assert probes.add.call(1).get(60).values() == [11] * 4
 
 
+def test_an_exception_that_is_made_otherwise_than_it_pickles(probes):
+    error = probes.slice(replica=0, shard=0).of_two.call_one().exception(60)
+    assert str(error.__cause__) == "it: because"
+    assert error.__cause__.why == "because"
+
+
 def test_what_cannot_be_pickled_comes_back_as_text(probes):
     one = probes.slice(replica=0, shard=0)
     with pytest.raises(ActorError, match="Local on rank 0: words stay") as raised:
@@ -161,6 +167,28 @@ def test_async_endpoints_wait_for_each_other(mesh):
     for method, name in (("fail", "async"), ("cancel", "Cancelled"), ("interrupt", "Keyboard")):
         with pytest.raises(ActorError, match=name):
             getattr(meeting, method).call_one().get(60)
+
+
+def test_each_async_actor_knows_where_it_is(mesh, probes):
+    """Whoever reads its link: its own thread, another actor's, or the one in the background."""
+    meetings = mesh.spawn("meeting", mesh_actors.Meeting)
+    wanted = [(point.rank, dict(point)) for point, _ in probes.add.call(1).get(60)]
+    for _ in range(100):
+        calls = [meetings.where.call(), probes.add.call(1), meetings.where_async.call()]
+        assert calls[2].get(60).values() == calls[0].get(60).values() == wanted
+        calls[1].get(60)
+
+
+def test_an_actor_does_not_wait_for_itself(mesh, probes):
+    one = probes.slice(replica=1, shard=1)
+    with pytest.raises(ActorError, match="await the future") as raised:
+        one.call_own.call_one(one).get(60)
+    assert isinstance(raised.value.__cause__, InvalidUse)
+    there = mesh.slice(replica=1, shard=1).spawn("meeting", mesh_actors.Meeting)
+    said, seen = there.add_own.call_one(there, 5).get(60)
+    assert "await the future" in said
+    assert seen == [5]
+    assert probes.slice(replica=1, shard=0).call_own.call_one(one).get(60) == 11
 
 
 def test_a_process_of_plain_actors_is_light(probes):

@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from transport import Actor, Settings, current_rank, endpoint, local, this_proc
+from transport import Actor, InvalidUse, Settings, current_rank, endpoint, local, this_proc
 
 
 class Probe(Actor):
@@ -64,6 +64,19 @@ class Probe(Actor):
         raise Local("words stay")
 
     @endpoint
+    def of_two(self):
+        class OfTwo(Exception):
+            def __init__(self, what, why):
+                super().__init__(f"{what}: {why}")
+                self.why = why
+
+        raise OfTwo("it", "because")
+
+    @endpoint
+    def call_own(self, me):
+        return me.add.call_one(1).get(60)
+
+    @endpoint
     def lock(self):
         return threading.Lock()
 
@@ -103,6 +116,23 @@ class Meeting(Actor):
     @endpoint
     def seen(self):
         return list(self.came)
+
+    @endpoint
+    def where(self):
+        point = current_rank()
+        return point.rank, dict(point)
+
+    @endpoint
+    async def where_async(self):
+        return current_rank().rank, dict(current_rank())
+
+    @endpoint
+    async def add_own(self, me, number):
+        """Calls itself; `get` would wait for ever."""
+        try:
+            me.seen.call_one().get(60)
+        except InvalidUse as error:
+            return str(error), await me.seen.call_one() + [number]
 
     @endpoint
     async def open(self):

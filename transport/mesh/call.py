@@ -1,5 +1,5 @@
-"""An endpoint of several actors, and the ways to call it. May import future, member, payload, team,
-values, messages.
+"""An endpoint of several actors, and the ways to call it. May import context, future, member,
+payload, team, values, messages.
 
 The arguments are encoded once, for all members.
 """
@@ -11,8 +11,8 @@ import time
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from transport.errors import InvalidUse
+from transport.mesh import context, payload
 from transport.mesh import messages as m
-from transport.mesh import payload
 from transport.mesh.future import Future
 from transport.mesh.member import Pending
 from transport.mesh.stream import Stream
@@ -107,6 +107,7 @@ class Endpoint(Generic[T]):
         value = payload.encode((args, kwargs), self._context(len(self._shape), end))
         if value.held:  # what it refers to is needed until all have it
             future: Future[None] = Future(len(self._shape), _nothing)
+            future.unasked = True  # the mesh's owner hears of it
             self._send_encoded(self._shape.ranks, future, end, value, broadcast=True)
             return
         for rank in self._shape.ranks:
@@ -157,6 +158,7 @@ class Endpoint(Generic[T]):
     ) -> None:
         if value.release is not None:
             sink.finished = value.release
+        sink.answered_by = self._own_thread(ranks)
         what = f"{self._name}.{self._method}"
         left = end - time.monotonic()
 
@@ -169,6 +171,14 @@ class Endpoint(Generic[T]):
             member = self._team.member(rank)
             member.await_room(end)
             member.ask(make, value.data, Pending(sink, index, what, end))
+
+    def _own_thread(self, ranks: tuple[int, ...]) -> int:
+        """Of the actor that runs this code, where it calls itself."""
+        here = context.current()
+        if here is None or here.actor != self._actor:
+            return 0
+        own = any(self._team.door(rank) == here.door for rank in ranks)
+        return here.thread if own else 0
 
     def __repr__(self) -> str:
         return f"<endpoint {self._name}.{self._method} of {self._shape.describe()}>"

@@ -25,6 +25,8 @@ class ActorContext:
     point: Point
     actor: int = 0  # its number
     instance: Any = field(default=None, repr=False)
+    door: str = ""  # of its process
+    thread: int = 0  # that runs its endpoints
     supervise: Callable[[ActorCrashed], None] | None = field(default=None, repr=False)
 
 

@@ -8,12 +8,13 @@ link.
 from __future__ import annotations
 
 import contextlib
+import logging
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from transport.errors import ActorCrashed
+from transport.errors import ActorCrashed, InvalidUse
 from transport.mesh.wheel import Gate, shared
 from transport.types import check_timeout
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 _GRACE = 5.0  # seconds for what is overdue to be ended
 
@@ -45,13 +48,14 @@ class Reply(Protocol):
 
 
 class Failed:
-    """A reply that did not come."""
+    """A reply that did not come. `expected`: because its mesh was stopped or its rank replaced."""
 
     failed = True
     heavy = False
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, *, expected: bool = False) -> None:
         self._error = error
+        self.expected = expected
 
     def value(self) -> Any:
         raise self._error
@@ -63,7 +67,8 @@ class Failed:
 class Future(Generic[T]):
     """Of `count` replies, put together by `join` from their values in order.
 
-    It fails with the first reply that does. `end` is its deadline (time.monotonic); `overdue` is
+    It fails with the first reply that does; a failure that nobody asked for is logged when the
+    future goes, as asyncio does. `end` is its deadline (time.monotonic); `overdue` is
     called then by a waiter, and settles what is missing.
     """
 
@@ -87,6 +92,8 @@ class Future(Generic[T]):
         self._outcome: tuple[bool, Any] | None = None
         self._watchers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self.finished: Callable[[], None] = lambda: None  # once the last reply came
+        self.unasked = False  # nobody is meant to ask for it
+        self.answered_by = 0  # a thread that answers, and so cannot wait
 
     # ------------------------------------------------------------------------------------- settling
     def settle(self, index: int, reply: Reply) -> None:
@@ -118,7 +125,8 @@ class Future(Generic[T]):
 
     def get(self, timeout: float | None = None) -> T:
         """The value. Raises what the endpoint raised (ActorError), ActorCrashed, or TimeoutError
-        after `timeout` seconds, which changes nothing: it can be asked for again."""
+        after `timeout` seconds, which changes nothing: it can be asked for again. InvalidUse in an
+        actor's own thread where it would wait for itself."""
         if not self.done():
             self._wait(check_timeout(timeout))
         return self._take()
@@ -142,6 +150,11 @@ class Future(Generic[T]):
         return self._take()
 
     def _wait(self, timeout: float | None) -> None:
+        if self.answered_by == threading.get_ident():
+            raise InvalidUse(
+                "this actor waits for a call to itself, which it cannot answer meanwhile: call "
+                "the method of self, or await the future in an async endpoint"
+            )
         asked = float("inf") if timeout is None else time.monotonic() + timeout
         gate, end = Gate(self._wheel), self._end
         with self._lock:
@@ -209,8 +222,12 @@ class Future(Generic[T]):
                 self._outcome = False, error
 
     def __del__(self) -> None:
-        if self._outcome is None:
-            _drop_all(self._replies)
+        if self._outcome is not None:
+            return
+        failed = self._first_failed
+        _drop_all(reply for reply in self._replies if reply is not failed)
+        if failed is not None and not self.unasked and not getattr(failed, "expected", False):
+            self._wheel.later(lambda: _log_unasked(failed))  # here no lock may be taken
 
     def __repr__(self) -> str:
         state = "done" if self.done() else f"{self._missing} of {len(self._replies)} to come"
@@ -221,6 +238,19 @@ def _drop_all(replies: Iterable[Reply | None]) -> None:
     for reply in replies:
         if reply is not None:
             reply.drop()
+
+
+def _log_unasked(failed: Reply) -> None:
+    """On a thread of its own: what is logged may wait for whoever reads it."""
+    with contextlib.suppress(RuntimeError):  # the interpreter ends
+        threading.Thread(target=_log, args=(failed,), name="mesh-unasked", daemon=True).start()
+
+
+def _log(failed: Reply) -> None:
+    try:
+        failed.value()
+    except Exception as error:
+        logger.error("a call failed and nobody asked for its outcome: %s", error)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -158,7 +158,8 @@ class Member:
             if crash is None:
                 self._pending[number] = pending
         if crash is not None:
-            pending.sink.settle(pending.index, Failed(self._again(crash, pending.what)))
+            self.told = True
+            pending.sink.settle(pending.index, self._failed(crash, pending.what))
             return
         self._wheel.sooner(pending.end)
         try:
@@ -272,7 +273,7 @@ class Member:
             if self.crash is not None:
                 return
             self.crash = crash = ActorCrashed(
-                f"{self.name} on {self.host} {text}",
+                f"{self.name}{f' on {self.host}' if self.host else ''} {text}",
                 rank=self.rank,
                 host=self.host,
                 cause=text,
@@ -281,7 +282,7 @@ class Member:
             pending, self._pending = tuple(self._pending.values()), {}
             self.told = bool(pending)
         for call in pending:
-            call.sink.settle(call.index, Failed(self._again(crash, call.what)))
+            call.sink.settle(call.index, self._failed(crash, call.what))
         self.on_ended(self, crash)
 
     def lost_with(self, error: PeerLost, what: str) -> TransportError:
@@ -291,6 +292,9 @@ class Member:
             if self.process.ended.done():
                 self.finish(self.process.ended.result())
         return error if self.crash is None else self._again(self.crash, what)
+
+    def _failed(self, crash: ActorCrashed, what: str) -> Failed:
+        return Failed(self._again(crash, what), expected=self.stopping)
 
     def _again(self, crash: ActorCrashed, what: str) -> ActorCrashed:
         """Each call raises an exception of its own."""

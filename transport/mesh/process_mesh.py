@@ -5,6 +5,7 @@ May import processes and actor_mesh.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from transport.config import Settings
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from transport.mesh.actor import Actor
     from transport.mesh.process import Host
     from transport.mesh.supervision import Policy
+
+logger = logging.getLogger(__name__)
+
+_HASTE = 2.0  # seconds for processes to end by themselves after Ctrl-C
 
 
 class ProcessMesh(Closing):
@@ -144,6 +149,14 @@ class ProcessMesh(Closing):
         self._processes.stop(timeout)
 
     close = stop
+
+    def __exit__(self, *raised: object) -> None:
+        if raised[:1] != (KeyboardInterrupt,):
+            self.stop()
+            return
+        text = "interrupted: actors of %s have %g s to clean up; interrupt again to kill them"
+        logger.warning(text, self.name, _HASTE)
+        self.stop(_HASTE)
 
     def __reduce__(self) -> str:
         raise TypeError("a ProcessMesh stays with its owner; pass the actors spawned on it")

@@ -4,11 +4,14 @@ payload, process, shape, wheel, config.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import functools
 import os
 import secrets
 import threading
 import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from transport.mesh.shape import Shape
 
 _STOP = 10.0  # seconds for processes to end by themselves
+_EXIT = 5.0  # the same when this program ends without having stopped them
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ class Processes:
         self._environment = settings.for_others()
         self.id = secrets.token_bytes(16)
         here().owned[self.id] = self
+        _open.add(self)
         self.spawned: dict[int, Spawned] = {}
         self.stopped = False
         self._pid = os.getpid()
@@ -255,7 +260,9 @@ class Processes:
     def _ended(self, member: Member, crash: ActorCrashed) -> None:
         wanted = self._started and member not in self._joining
         if wanted and not self.stopped and not member.stopping:
-            self.supervisor.crashed(crash, told=member.told)
+            self.supervisor.crashed(
+                crash, known=lambda: member.told or self._members[member.rank] is not member
+            )
 
     def stop(self, timeout: float = _STOP) -> None:
         """Actors clean up, then their processes end; those that do not are killed. Idempotent."""
@@ -263,23 +270,27 @@ class Processes:
             return
         self.stopped = True
         self.supervisor.close()
-        end = time.monotonic() + timeout
         members = (*self._members, *self._joining)
-        for member in members:
-            member.stopping = True
-            member.tell(m.Stop())
-        for member in members:
-            if member.process is not None:
-                _await_end(member.process, end)
-        for member in members:
-            member.link.close()
-            if member.process is not None:
-                member.process.stop(max(end - time.monotonic(), 0.0))
-        self._watch.close()
-        for spawned in self.spawned.values():
-            if spawned.value.release is not None:
-                spawned.value.release()
-        self.host.close()
+        try:
+            _end_all(members, time.monotonic() + timeout)
+        except KeyboardInterrupt:
+            for member in members:
+                if member.process is not None:
+                    member.process.kill()
+            raise
+        finally:
+            self._watch.close()
+            for spawned in self.spawned.values():
+                if spawned.value.release is not None:
+                    spawned.value.release()
+            self.host.close()
+
+    def stop_at_exit(self) -> None:
+        """What the processes wrote arrives. Actors beside the program's own code end with it."""
+        own = os.getpid()
+        processes = [each.process for each in self._members if each.process is not None]
+        if own == self._pid and any(process.pid != own for process in processes):
+            self.stop(_EXIT)
 
 
 class _Here:
@@ -298,6 +309,19 @@ def _settler(future: Future[None], index: int, reply: _Here) -> Callable[[], Non
     return lambda: future.settle(index, reply)
 
 
+def _end_all(members: Sequence[Member], end: float) -> None:
+    for member in members:
+        member.stopping = True
+        member.tell(m.Stop())
+    for member in members:
+        if member.process is not None:
+            _await_end(member.process, end)
+    for member in members:
+        member.link.close()
+        if member.process is not None:
+            member.process.stop(max(end - time.monotonic(), 0.0))
+
+
 def _await_end(process: Process, end: float) -> None:
     import concurrent.futures
 
@@ -305,3 +329,15 @@ def _await_end(process: Process, end: float) -> None:
         process.ended.result(max(end - time.monotonic(), 0.0))
     except (TimeoutError, concurrent.futures.TimeoutError):
         process.kill()
+
+
+_open: weakref.WeakSet[Processes] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    for each in tuple(_open):
+        with contextlib.suppress(Exception):  # the others end, too
+            each.stop_at_exit()
+
+
+atexit.register(_stop_all)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import contextvars
 import dataclasses
 import inspect
 import logging
@@ -58,6 +59,7 @@ class Stage:
         self._jobs: collections.deque[Job | ActorCrashed | None] = collections.deque()
         self._gate = Gate(server.wheel)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._home: contextvars.Context | None = None  # in which the loop takes jobs
         self._begun = False
         self._instance: Actor | None = None
         self._endpoints: dict[str, EndpointMethod[Any, Any, Any]] = {}
@@ -74,7 +76,8 @@ class Stage:
             self._gate.set()
         else:
             with contextlib.suppress(RuntimeError):  # it has ended
-                self._loop.call_soon_threadsafe(self._take_async)
+                # Not in the context of the thread that puts: that may be another actor's.
+                self._loop.call_soon_threadsafe(self._take_async, context=self._home)
 
     # ------------------------------------------------------------------------------------ the actor
     def _run(self) -> None:
@@ -91,7 +94,14 @@ class Stage:
 
     def _make(self) -> bool:
         name, number = self._spawn.name, self._spawn.number
-        here = context.ActorContext(name, self.point, self._spawn.actor, None, self.put)
+        here = context.ActorContext(
+            name,
+            self.point,
+            self._spawn.actor,
+            door=self._server.door.text,
+            thread=threading.get_ident(),
+            supervise=self.put,
+        )
         context.enter(here)
         try:
             value = payload.decode(payload.Payload(self._body, self._spawn.held), _CONTEXT)
@@ -161,6 +171,7 @@ class Stage:
         import asyncio
 
         self._ended = asyncio.Event()
+        self._home = contextvars.copy_context()
         self._loop = asyncio.get_running_loop()
         self._take_async()  # what came before there was a loop
         await self._ended.wait()

@@ -30,6 +30,15 @@ class Stream(Generic[T]):
         self._settled: dict[int, int] = {}  # index of an actor -> place in the order
         self.finished: Callable[[], None] = lambda: None
 
+    @property
+    def answered_by(self) -> int:
+        """See Future."""
+        return self._futures[-1].answered_by
+
+    @answered_by.setter
+    def answered_by(self, thread: int) -> None:
+        self._futures[-1].answered_by = thread  # the others may be answered before it
+
     def settle(self, index: int, reply: Reply) -> None:
         with self._lock:
             if index not in self._settled:

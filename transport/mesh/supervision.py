@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 Action: TypeAlias = Literal["restart", "replace", "escalate"]
 
+_NOTICE = 1.0  # seconds for the program to notice a failure by itself
 _ACTIONS = ("restart", "replace", "escalate")
 
 
@@ -88,14 +89,20 @@ class Supervisor:
     def close(self) -> None:
         self._stop.set()
 
-    def crashed(self, crash: ActorCrashed, actor: int | None = None, *, told: bool = False) -> None:
+    def crashed(
+        self,
+        crash: ActorCrashed,
+        actor: int | None = None,
+        *,
+        known: Callable[[], bool] = lambda: False,
+    ) -> None:
         """From any thread, at once. `actor`: the only one that broke, where its process lives.
-        `told`: a call has failed with it, so somebody knows."""
+        `known`: whether somebody knows: a call has failed with it, or the rank was replaced."""
         threading.Thread(
-            target=self._handle, args=(crash, actor, told), name="supervisor", daemon=True
+            target=self._handle, args=(crash, actor, known), name="supervisor", daemon=True
         ).start()
 
-    def _handle(self, crash: ActorCrashed, actor: int | None, told: bool) -> None:
+    def _handle(self, crash: ActorCrashed, actor: int | None, known: Callable[[], bool]) -> None:
         rank = crash.rank if crash.rank is not None else 0
         while self._policy.action != "escalate" and self._allowed(rank):
             if self._stop.is_set() or self._mesh.stopped:
@@ -103,13 +110,14 @@ class Supervisor:
             try:
                 self._act(rank, actor)
             except TransportError as error:
-                logger.warning("rank %d could not be brought back: %s", rank, error)
+                if not self._stop.is_set():
+                    logger.warning("rank %d could not be brought back: %s", rank, error)
                 actor = None
             else:
                 logger.warning("%s; it was brought back", crash.args[0])
                 return
         if not self._mesh.stopped:
-            self._escalate(crash, told)
+            self._escalate(crash, known)
 
     def _act(self, rank: int, actor: int | None) -> None:
         if actor is not None and self._policy.action == "restart":
@@ -129,7 +137,7 @@ class Supervisor:
         times.append(time.monotonic())
         return True
 
-    def _escalate(self, crash: ActorCrashed, told: bool) -> None:
+    def _escalate(self, crash: ActorCrashed, known: Callable[[], bool]) -> None:
         if self._hook is not None:
             try:
                 if self._hook(crash):
@@ -138,7 +146,8 @@ class Supervisor:
                 logger.exception("the hook for failures failed itself")
         if self._above is not None and self._above.supervise is not None:
             self._above.supervise(crash)
-        else:
-            logger.log(
-                logging.INFO if told else logging.ERROR, "nobody handled a failure: %s", crash
-            )
+            return
+        if not known():
+            self._stop.wait(_NOTICE)
+        level = logging.INFO if known() else logging.ERROR
+        logger.log(level, "nobody handled a failure: %s", crash)
