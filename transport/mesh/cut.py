@@ -12,6 +12,7 @@ import io
 import pickle
 import sys
 import time
+import types
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,6 +71,12 @@ class Pieces:
         return number
 
 
+def _code_with_file(reduced: Any, code: types.CodeType) -> Any:
+    """cloudpickle leaves out which file code is from; tracebacks shall name it."""
+    make, given = reduced
+    return make, tuple(code.co_filename if each == "<dynamic-code>" else each for each in given)
+
+
 class Stay(NamedTuple):
     """Stands for a tensor or array that becomes a RemoteTensor, whatever else does."""
 
@@ -95,6 +102,8 @@ class Cutter(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
 
     def reducer_override(self, obj: Any) -> Any:
         reduce = self._reducers.get(type(obj))
+        if isinstance(obj, types.CodeType):
+            return _code_with_file(self.dispatch_table[types.CodeType](obj), obj)
         found = NotImplemented if reduce is None else reduce(self, obj)
         if self._remote and reduce is None and _is_tensor(obj):
             raise InvalidUse(f'keep="remote" is not for a {type(obj).__name__}: return its tensors')

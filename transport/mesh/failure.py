@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import pickle
 import traceback
 from typing import Annotated
@@ -35,9 +36,35 @@ def pack(error: BaseException, *, skip: int = 0, own: bool = False) -> bytes:
         trace = trace.tb_next if trace is not None else None
     text = "".join(traceback.format_exception(type(error), error, trace))
     with contextlib.suppress(Exception):
-        pickled = cloudpickle.dumps(error, 5)
+        pickled = cloudpickle.dumps(_Bare(error) if _has_own_init(error) else error, 5)
         return msgspec.msgpack.encode(_raised(error, text, pickled, own))
     return msgspec.msgpack.encode(_raised(error, text, b"", False))
+
+
+class _Bare:
+    """Pickles as an exception that is made again without its __init__, which may want other
+    arguments than those that it gave to its base."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _made, (type(self._error), self._error.args, dict(vars(self._error)))
+
+
+def _made(kind: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> object:
+    error = kind.__new__(kind, *args)
+    vars(error).update(state)
+    return error
+
+
+def _has_own_init(error: BaseException) -> bool:
+    """And nothing that pickles it in its own way."""
+    kind = type(error)
+    plain = kind.__reduce__ is BaseException.__reduce__ and (
+        kind.__reduce_ex__ is BaseException.__reduce_ex__
+    )
+    return plain and inspect.isfunction(kind.__init__)
 
 
 def _raised(error: BaseException, text: str, pickled: bytes, own: bool) -> _Raised:
