@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import queue
+import signal
 from pathlib import Path
 
 import mesh_actors
@@ -114,6 +117,17 @@ def test_the_hook_is_told_once(mesh, probes):
     failures = {told.get(timeout=60).rank: True for _ in range(2)}
     assert failures == {0: True, 2: True}
     assert told.empty()
+
+
+def test_what_the_program_mends_itself_is_no_error(mesh, probes, caplog):
+    """It is noticed by nobody's call, and replaced before anything is logged."""
+    caplog.set_level(logging.INFO, "transport")
+    os.kill(pids(probes)[1], signal.SIGKILL)
+    until(lambda: mesh.crashed)
+    mesh.replace(1)
+    mesh.stop()
+    until(lambda: "nobody handled" in caplog.text)
+    assert [record.levelname for record in caplog.records] == ["INFO"]
 
 
 @pytest.mark.parametrize("parent", [mesh_actors.Parent, mesh_actors.AsyncParent])
