@@ -254,6 +254,8 @@ static void test_deadline_far(void)
     open_pair(&pair, NULL);
     struct tn_region *region = gpu_near_open(&pair, GPU_PRIVATE, 0, 4 * MIB, &mine);
     struct tn_remote remote = gpu_make(&pair, GPU_VIRTUAL, 4 * MIB, 1, NULL);
+    /* The peer's slots are there before the deadline counts, and what is written has contents. */
+    check(gpu_begin(&pair, TN_OP_READ, &remote, 0, region, mine.address, 4 * MIB));
     gpu_ask(&pair, (struct gpu_request){.command = GPU_SET, .name = "hold", .value = 1});
     struct tn_range range = {
         .local_address = mine.address, .local_region = region, .length = 4 * MIB, .rows = 1};
