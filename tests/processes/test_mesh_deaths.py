@@ -197,6 +197,19 @@ def test_an_owner_that_was_stopped_does_not_blame_its_processes(tmp_path):
     assert out == "[1, 1] {}\n"
 
 
+def test_a_forked_child_stops_nothing(mesh, probes):
+    pid = os.fork()
+    if pid == 0:
+        mesh.stop(600.0)  # as `with` and sys.exit() do
+        os._exit(0)
+    try:
+        until(lambda: os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert probes.add.call(1).get(60).values() == [11] * 3
+
+
 def test_a_forked_child_is_told_so(probes):
     pid = os.fork()
     if pid == 0:

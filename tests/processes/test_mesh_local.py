@@ -6,6 +6,7 @@ import contextlib
 import os
 import queue
 import random
+import resource
 import select
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from possessions import possessions
 
 import transport
 from transport import InvalidUse, Unavailable
+from transport.mesh.hosts import local
 from transport.mesh.hosts.local import LocalHost
 from transport.mesh.process import Cause, Start
 
@@ -274,6 +276,33 @@ def test_an_owner_that_reads_no_output_still_hears_of_ends(probe):
             stuck.put(None)
 
 
+@pytest.mark.parametrize("letter", [b"x", "\u65e5".encode(), b"\xff"])
+def test_last_words_of_any_size_harm_nobody(probe, letter):
+    """Fifty long lines: of one byte a letter, of three, and of bytes that are no text."""
+    line = letter * (4000 // len(letter)) + b"\n"
+    loud = probe(
+        "import atexit, os\n"
+        "def speak():\n"
+        f"    for _ in range(50): os.write(1, {line!r})\n"
+        "    if os.environ.get('LOUD'): os._exit(3)\n"
+        "atexit.register(speak)\n"
+    )
+    host = LocalHost(preload=[loud], logs="discard")
+    try:
+        ranks = [Start(0, "actor", {"LOUD": "yes"}), Start(1, "actor")]
+        first, second = host.start(ranks)
+        first.stop(PATIENCE)
+        cause = first.ended.result(0)
+        assert (cause.code, cause.logs[-1]) == (3, line[:-1].decode(errors="replace"))
+        assert not second.ended.done()
+        (again,) = host.start(ranks[1:])
+        for process in (second, again):
+            process.stop(PATIENCE)
+            assert process.ended.result(0).code == 0
+    finally:
+        host.close()
+
+
 # --------------------------------------------------------------------------------- preload, spares
 def test_a_module_that_cannot_be_imported_is_an_error_with_its_reason(probe):
     broken = probe("raise RuntimeError('no licence')")
@@ -322,6 +351,33 @@ def test_a_dead_spare_is_not_used():
         (another,) = host.start([Start(1, "actor")])
         assert another.pid != spare.begun.result(0)
         another.stop(PATIENCE)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_spare_that_does_not_answer_is_put_aside(monkeypatch, method, number):
+    with running(2, spares=1, method=method) as (host, _):
+        monkeypatch.setattr(local, "_SPARE_TIMEOUT", 0.5)
+        spare = host._spares[0]
+        os.kill(spare.begun.result(PATIENCE), number)
+        (another,) = host.start([Start(1, "actor")])
+        assert another.pid != spare.begun.result(0)
+        assert spare.ended.result(PATIENCE) == Cause(signal=signal.SIGKILL)
+        another.stop(PATIENCE)
+        assert another.ended.result(0) == Cause(code=0)
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [("raise SystemExit('go home')", "SystemExit: go home"), ("raise OSError('\\udcff')", "udcff")],
+)
+def test_whatever_an_import_raises_is_the_reason(probe, module, reason):
+    host = LocalHost(preload=[probe(module)])
+    try:
+        with pytest.raises(Unavailable, match=reason):
+            host.start(starts(1))
+    finally:
+        host.close()
 
 
 def test_options_that_make_no_sense_say_so():
@@ -390,6 +446,20 @@ def test_a_killed_owner_leaves_no_process(probe, method):
         owner.kill()
     wait_gone(*everybody)
     os.kill(fork, signal.SIGKILL)
+
+
+def test_a_zygote_without_room_for_descriptors_says_so_and_goes_on():
+    with running() as (host, (process,)):
+        zygote = host._nursery._zygote.pid
+        limits = resource.prlimit(zygote, resource.RLIMIT_NOFILE)
+        resource.prlimit(zygote, resource.RLIMIT_NOFILE, (3, limits[1]))
+        with pytest.raises(Unavailable, match="descriptor"):
+            host.start(starts(1))
+        assert not process.ended.done()
+        resource.prlimit(zygote, resource.RLIMIT_NOFILE, limits)
+        (another,) = host.start(starts(1))
+        another.stop(PATIENCE)
+        assert another.ended.result(0) == Cause(code=0)
 
 
 def test_a_killed_zygote_takes_its_processes_along():

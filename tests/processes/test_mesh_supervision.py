@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import signal
+import threading
 from pathlib import Path
 
 import mesh_actors
@@ -13,7 +14,8 @@ import pytest
 from patience import until
 
 import transport
-from transport import ActorCrashed, ActorError, InvalidUse, OutOfRange, Policy
+from transport import ActorCrashed, ActorError, InvalidUse, OutOfRange, Policy, ProcessMesh
+from transport.mesh.hosts.local import LocalHost
 
 
 @pytest.fixture
@@ -62,6 +64,34 @@ def test_replace_a_process_that_lives(mesh, probes):
     assert pids(probes.slice(rank=0)) == before
     with pytest.raises(OutOfRange):
         mesh.slice(rank=0).replace(1)
+
+
+class Interrupted(LocalHost):
+    """Has something done when it has started a process that takes a place."""
+
+    then = staticmethod(lambda: None)
+
+    def start(self, ranks):
+        processes = super().start(ranks)
+        self.then()
+        self.last = processes[-1]
+        return processes
+
+
+def test_a_stop_ends_what_is_just_taking_a_place():
+    host = Interrupted(logs="discard")
+    mesh = ProcessMesh.start(host, {"rank": 2})
+    stop = threading.Thread(target=mesh.stop)
+
+    def stop_first():
+        stop.start()
+        until(lambda: mesh.stopped)
+
+    host.then = stop_first
+    with pytest.raises(InvalidUse, match="stopped meanwhile"):
+        mesh.replace(1)
+    stop.join(60)
+    assert host.last.ended.done()
 
 
 @pytest.mark.parametrize("policy", ["restart", "replace"])

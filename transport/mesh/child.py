@@ -7,6 +7,7 @@ import serve, process and hosts.nest.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib
 import os
 import socket
@@ -14,7 +15,7 @@ import sys
 import types
 from typing import NoReturn
 
-from transport.mesh.hosts.nest import SETUP, Setup, receive
+from transport.mesh.hosts.nest import HEARD, SETUP, Setup, receive
 from transport.mesh.process import Place
 from transport.mesh.serve import serve
 
@@ -29,8 +30,10 @@ def main(fd: int, preload: tuple[str, ...] = ()) -> None:
     sys.modules["__main__"] = types.ModuleType("__main__")
     with socket.socket(fileno=fd) as setup:
         given = receive(setup, SETUP)
-    if given is None:
-        return
+        if given is None:
+            return
+        with contextlib.suppress(OSError):  # who does not wait for it has closed its end
+            setup.send(HEARD, socket.MSG_NOSIGNAL)
     told, (link,) = given
     _settle(told)
     leave(serve(socket.socket(fileno=link), Place(told.host)))

@@ -53,6 +53,11 @@ class Spawned:
         sizes = tuple(self.shape.sizes.items())
         return m.Spawn(number, self.actor, self.name, index, sizes, self.value.held)
 
+    def release(self) -> None:
+        """What was held for processes to come."""
+        if self.value.release is not None:
+            self.value.release()
+
 
 class Processes:
     """All members of a mesh, by rank; a Team."""
@@ -74,6 +79,7 @@ class Processes:
         self._members: list[Member] = []
         self._started = False
         self._joining: list[Member] = []  # that will take somebody's place
+        self._stopping = threading.Lock()  # each process is either stop's to end or replace's
         self._replacing = [threading.Lock() for _ in shape.ranks]
         self._watch = Watch(lambda: (*self._members, *self._joining), settings, self._wheel)
 
@@ -161,8 +167,7 @@ class Processes:
             return
         for rank in spawned.shape.ranks:
             self.member(rank).tell(m.Forget(actor))
-        if spawned.value.release is not None:
-            spawned.value.release()
+        spawned.release()
 
     def spawn_on(
         self, member: Member, spawned: Spawned, sink: Future[Any], index: int, end: float
@@ -202,22 +207,31 @@ class Processes:
         with self._replacing[rank]:
             self._end_old(self.member(rank))
             (member,) = self._begin([rank])
-            self._joining.append(member)
             try:
-                self.welcome([member]).get()
-                self._make_actors(
-                    member, [s for s in self.spawned.values() if rank in s.shape.ranks]
-                )
+                self._join(member)
             except BaseException:
                 member.stopping = True
                 member.end("was given up")
+                member.link.close()  # its host may be closing, and not kill any more
                 raise
-            finally:
-                self._joining.remove(member)
-            self._members[rank] = member
             if member.crash is not None:  # nobody was told, for it was not a member
                 raise member.crash
         self._announce(member)
+
+    def _join(self, member: Member) -> None:
+        """It becomes the member of its rank once it has its actors."""
+        ready = self.welcome([member])
+        with self._stopping:
+            if self.stopped:
+                raise InvalidUse(f"the mesh {self.name} was stopped meanwhile")
+            self._joining.append(member)
+        try:
+            ready.get()
+            wanted = [s for s in self.spawned.values() if member.rank in s.shape.ranks]
+            self._make_actors(member, wanted)
+            self._members[member.rank] = member
+        finally:
+            self._joining.remove(member)
 
     def renew(self, rank: int, actor: int) -> None:
         """This actor anew, in the process that there is. Raises as replace does."""
@@ -266,11 +280,14 @@ class Processes:
 
     def stop(self, timeout: float = _STOP) -> None:
         """Actors clean up, then their processes end; those that do not are killed. Idempotent."""
-        if self.stopped:
-            return
-        self.stopped = True
+        if os.getpid() != self._pid:
+            return  # a fork of the owner, whose processes they are
+        with self._stopping:
+            if self.stopped:
+                return
+            self.stopped = True
+            members = (*self._members, *self._joining)
         self.supervisor.close()
-        members = (*self._members, *self._joining)
         try:
             _end_all(members, time.monotonic() + timeout)
         except KeyboardInterrupt:
@@ -281,8 +298,7 @@ class Processes:
         finally:
             self._watch.close()
             for spawned in self.spawned.values():
-                if spawned.value.release is not None:
-                    spawned.value.release()
+                spawned.release()
             self.host.close()
 
     def stop_at_exit(self) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _CLOSE_TIMEOUT = 10.0
 _KILL_TIMEOUT = 10.0
+_SPARE_TIMEOUT = 5.0  # for a spare to take a rank; a new process is the better one then
 
 
 class LocalProcess:
@@ -133,9 +134,7 @@ class LocalHost:
         children: list[Child] = []
         try:
             for setup, link in zip(setups, links):
-                children.append(self._take())
-                self._nursery.name(children[-1], setup.name)
-                children[-1].tell(setup, link)
+                children.append(self._take(setup, link))
             self._await(children)
         except BaseException:
             for child in children:
@@ -169,13 +168,19 @@ class LocalHost:
             )
         return self._method == "spawn" or imported.threads > 1
 
-    def _take(self) -> Child:
-        """A spare that lives, else a new process."""
+    def _take(self, setup: nest.Setup, link: socket.socket) -> Child:
+        """A spare that answers, else a new process."""
         with contextlib.suppress(IndexError):
-            while (spare := self._spares.popleft()).ended.done():
-                pass
-            return spare
-        return self._nursery.fork(fresh=self._fresh)
+            while True:
+                spare = self._spares.popleft()
+                self._nursery.name(spare, setup.name)
+                if spare.tell(setup, link, _SPARE_TIMEOUT):
+                    return spare
+                self._nursery.kill(spare)  # dead, or stopped: it must not serve the link later
+        child = self._nursery.fork(fresh=self._fresh)
+        self._nursery.name(child, setup.name)
+        child.tell(setup, link)
+        return child
 
     def _setup(self, start: Start) -> nest.Setup:
         seat, environment = self._seats[start.rank], dict(start.environment)

@@ -20,8 +20,10 @@ from transport.errors import TransportError
 MAX_MESSAGE = 1 << 17  # below the default buffer of a unix socket
 MAX_LOG = 1 << 18
 KEPT_LINES = 50  # of a process's output, for the cause of its end
+KEPT_BYTES = 1 << 15  # of those lines in UTF-8: they fit into one message, an agent's too
 MAX_LINE = 4096  # characters of a line that are kept and forwarded
 LOG_HEAD = struct.Struct("<I")
+HEARD = b"heard"  # a process, on its setup socket: it has read what it shall be
 
 
 class Fork(Struct, frozen=True, array_like=True, tag="fork"):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from transport.errors import InvalidUse, Unavailable
 from transport.mesh.hosts import nest
 from transport.mesh.process import Cause
+from transport.types import UNDECODABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,10 +41,14 @@ class Child:
         self.ended: concurrent.futures.Future[Cause] = concurrent.futures.Future()
         self._setup = setup
 
-    def tell(self, setup: nest.Setup, link: socket.socket) -> None:
-        """What to be; `link` stays the caller's. A process that has just died is no error."""
-        with self._setup, contextlib.suppress(ConnectionError):
+    def tell(self, setup: nest.Setup, link: socket.socket, patience: float = 0.0) -> bool:
+        """What to be; `link` stays the caller's. Whether the process has read it within `patience`
+        seconds. One that has just died is no error."""
+        with self._setup, contextlib.suppress(OSError):
             nest.send(self._setup, setup, (link.fileno(),))
+            self._setup.settimeout(patience)
+            return self._setup.recv(len(nest.HEARD)) == nest.HEARD
+        return False
 
     def dismiss(self) -> None:
         """A spare that nobody needs ends; no effect on one that was told its setup."""
@@ -152,9 +157,16 @@ class Nursery:
 
     # -------------------------------------------------------------------------------------- reports
     def _listen(self) -> None:
-        with contextlib.suppress(OSError):
-            while received := nest.receive(self._control, nest.REPORT):
-                self._hear(received[0])
+        try:
+            with contextlib.suppress(OSError, *UNDECODABLE):
+                while received := nest.receive(self._control, nest.REPORT):
+                    self._hear(received[0])
+        finally:
+            self._lose()
+
+    def _lose(self) -> None:
+        """Nothing is heard of the zygote any more, so it must not live on."""
+        self._zygote.kill()
         if not self.imported.done():
             self.imported.set_exception(Unavailable("the process that starts others has ended"))
         with self._lock:

@@ -10,18 +10,36 @@ import collections
 import contextlib
 import os
 import selectors
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from transport.mesh.hosts import nest
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
 _READ = 1 << 16
 _FULL = 1 << 20  # bytes that wait for the host before the pipes rest
 _LAST = 1 << 20  # bytes that are still read of a process that has ended
 
-Kept: TypeAlias = collections.deque[str]
+
+class Kept:
+    """The last lines of a process, from both of its streams: at most KEPT_LINES and KEPT_BYTES."""
+
+    def __init__(self) -> None:
+        self._lines: collections.deque[str] = collections.deque()
+        self._size = 0
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return tuple(self._lines)
+
+    def add(self, lines: Sequence[str]) -> None:
+        for line in lines[-nest.KEPT_LINES :]:
+            self._lines.append(line)
+            self._size += len(line.encode())
+            while len(self._lines) > nest.KEPT_LINES or self._size > nest.KEPT_BYTES:
+                self._size -= len(self._lines.popleft().encode())
 
 
 class Outlet:
@@ -133,5 +151,5 @@ class Stream:
     def _pass_on(self, lines: list[bytes]) -> None:
         texts = tuple(line[: nest.MAX_LINE].decode(errors="replace") for line in lines)
         if texts:
-            self._kept.extend(texts)
+            self._kept.add(texts)
             self._outlet.put(nest.Output(self._number, self._which, texts))

@@ -9,7 +9,6 @@ they get GRACE seconds to end by themselves. When it dies itself the kernel ends
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import ctypes
 import gc
@@ -112,14 +111,20 @@ class Zygote:
         received = nest.receive(self._control, nest.REQUEST)
         if received is None:
             self._abandon()
-        elif isinstance(received[0], nest.Kill):
-            for offspring in self._children.values():
-                if offspring.number == received[0].number:
-                    _kill_group(offspring.pid)
-        else:
-            self._start(received[0], received[1][0])
+            return
+        request, fds = received
+        if isinstance(request, nest.Fork):
+            self._start(request, fds)
+            return
+        for offspring in self._children.values():
+            if offspring.number == request.number:
+                _kill_group(offspring.pid)
 
-    def _start(self, request: nest.Fork, setup: int) -> None:
+    def _start(self, request: nest.Fork, fds: Sequence[int]) -> None:
+        if not fds:  # the kernel drops what it has no room for
+            self._report(nest.Failed(request.number, "no file descriptor is left for it"))
+            return
+        (setup,) = fds
         try:
             self._fork(request, setup)
         except OSError as error:
@@ -137,7 +142,7 @@ class Zygote:
             return
         with contextlib.suppress(OSError):  # the child does it, too: whoever is first
             os.setpgid(pid, pid)
-        kept: Kept = collections.deque(maxlen=nest.KEPT_LINES)
+        kept = Kept()
         for _, written in pipes:
             os.close(written)
         out, err = (
@@ -206,7 +211,7 @@ class Zygote:
             stream.finish()
         code = ended.si_status if ended.si_code == os.CLD_EXITED else None
         number = None if code is not None else ended.si_status
-        self._report(nest.Ended(offspring.number, code, number, tuple(offspring.kept)))
+        self._report(nest.Ended(offspring.number, code, number, offspring.kept.lines))
 
     def _abandon(self) -> None:
         """The owner is gone. Its processes hear it from their links; who does not is killed."""
@@ -263,8 +268,10 @@ def _import(preload: Sequence[str]) -> nest.Imported:
     for module in preload:
         try:
             importlib.import_module(module)
-        except Exception as error:
-            failed[module] = f"{type(error).__name__}: {error}"[:1024]
+        except (Exception, SystemExit) as error:
+            reason = f"{type(error).__name__}: {error}"[:1024]
+            failed[module] = reason.encode(errors="backslashreplace").decode()
+            break  # one is enough, and fits into one message
     return nest.Imported(failed, _threads())
 
 
