@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import pickle
+import threading
 import traceback
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import cloudpickle
 import msgspec
@@ -15,7 +16,11 @@ from msgspec import Meta, Struct
 from transport.errors import ActorError
 from transport.types import UNDECODABLE
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _MOST = 1 << 16  # characters of a text that are kept
+_MOST_PICKLED = 64 << 20  # bytes; a larger exception is its text
 
 
 class _Raised(Struct, frozen=True, array_like=True):
@@ -29,16 +34,43 @@ class _Raised(Struct, frozen=True, array_like=True):
 def pack(error: BaseException, *, skip: int = 0, own: bool = False) -> bytes:
     """The exception, as far as it can travel. `skip`: our own frames at the traceback's top.
 
-    `own`: it is what the caller is to get, and not what an endpoint raised.
+    `own`: it is what the caller is to get, and not what an endpoint raised. Never raises: somebody
+    waits for this, whatever the exception does when it is looked at.
     """
+    kind = _text(lambda: type(error).__name__)[:512]
+    text = _text(lambda: _trace(error, skip))
+    text = text if len(text) <= _MOST else "...\n" + text[-(_MOST - 4) :]
+    raised = _Raised(kind, words(error), text, b"", False)
+    with contextlib.suppress(BaseException):
+        pickled = cloudpickle.dumps(_Bare(error) if _has_own_init(error) else error, 5)
+        if len(pickled) <= _MOST_PICKLED:
+            return msgspec.msgpack.encode(msgspec.structs.replace(raised, pickled=pickled, own=own))
+    return msgspec.msgpack.encode(raised)
+
+
+def words(error: BaseException) -> str:
+    """Its text, as far as there is one. Never raises."""
+    return _text(lambda: str(error))[:_MOST]
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether it may be a Ctrl-C that came meanwhile: those go to the main thread alone."""
+    main = threading.current_thread() is threading.main_thread()
+    return main and isinstance(error, KeyboardInterrupt)
+
+
+def unreadable(error: BaseException, what: str, rank: int, host: str) -> ActorError:
+    """What `what` answered cannot be unpickled here."""
+    why = f"{type(error).__name__}: {words(error)}"
+    message = f"what {what} returned on rank {rank} cannot be unpickled here: {why}"
+    return ActorError(message, rank=rank, host=host)
+
+
+def _trace(error: BaseException, skip: int) -> str:
     trace = error.__traceback__
     for _ in range(skip):
         trace = trace.tb_next if trace is not None else None
-    text = "".join(traceback.format_exception(type(error), error, trace))
-    with contextlib.suppress(Exception):
-        pickled = cloudpickle.dumps(_Bare(error) if _has_own_init(error) else error, 5)
-        return msgspec.msgpack.encode(_raised(error, text, pickled, own))
-    return msgspec.msgpack.encode(_raised(error, text, b"", False))
+    return "".join(traceback.format_exception(type(error), error, trace))
 
 
 class _Bare:
@@ -67,13 +99,12 @@ def _has_own_init(error: BaseException) -> bool:
     return plain and inspect.isfunction(kind.__init__)
 
 
-def _raised(error: BaseException, text: str, pickled: bytes, own: bool) -> _Raised:
+def _text(make: Callable[[], str]) -> str:
+    """What `make` makes, where it can; what UTF-8 has no bytes for is escaped."""
     try:
-        words = str(error)
-    except Exception:
-        words = "(its text cannot be made)"
-    text = text if len(text) <= _MOST else "...\n" + text[-(_MOST - 4) :]
-    return _Raised(type(error).__name__[:512], words[:_MOST], text, pickled, own)
+        return str.encode(make(), "utf-8", "backslashreplace").decode()
+    except BaseException:  # code of a user's, which must not end the thread that answers
+        return "(its text cannot be made)"
 
 
 def unpack(data: bytes | bytearray | memoryview, what: str, rank: int, host: str) -> ActorError:
@@ -88,10 +119,14 @@ def unpack(data: bytes | bytearray | memoryview, what: str, rank: int, host: str
         host=host,
         traceback=raised.traceback,
     )
-    with contextlib.suppress(Exception):
-        cause = pickle.loads(raised.pickled)
-        if raised.own and isinstance(cause, ActorError):
-            return cause
-        if isinstance(cause, BaseException):
-            error.__cause__ = cause
+    try:
+        cause = pickle.loads(raised.pickled) if raised.pickled else None
+    except BaseException as broken:
+        if is_interrupt(broken):
+            raise
+        return error
+    if raised.own and isinstance(cause, ActorError):
+        return cause
+    if isinstance(cause, BaseException):
+        error.__cause__ = cause
     return error

@@ -79,6 +79,12 @@ class Answered:
             return payload.decode(payload.Payload(self._body, self._answer.held), context)
         except PeerLost as error:
             raise member.lost_with(error, self._what) from error
+        except TransportError:
+            raise
+        except BaseException as error:  # what unpickling does is up to who made it
+            if failure.is_interrupt(error):
+                raise
+            raise failure.unreadable(error, self._what, member.rank, member.host) from error
         finally:
             self.drop()
 

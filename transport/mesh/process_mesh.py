@@ -60,7 +60,7 @@ class ProcessMesh(Closing):
 
     def spawn(self, name: str, actor: type[Actor], /, *args: Any, **kwargs: Any) -> ActorMesh:
         """One actor in each process; returns when all are made. Raises what making one raised
-        (ActorError) or ActorCrashed."""
+        (ActorError) or ActorCrashed; those that were made are discarded then."""
         if not name:
             raise InvalidUse("actors have a name, for errors and logs")
         methods = frozenset(endpoints(actor))
@@ -69,8 +69,7 @@ class ProcessMesh(Closing):
             raise InvalidUse(
                 f"an endpoint named {min(hidden)!r} would be hidden by ActorMesh's own"
             )
-        number, made = self._processes.spawn(self._shape, name, actor, args, kwargs)
-        made.get()
+        number = self._processes.spawn(self._shape, name, actor, args, kwargs)
         return ActorMesh(self._processes, self._shape, number, name, methods)
 
     def discard(self, actors: ActorMesh) -> None:

@@ -148,25 +148,28 @@ class Processes:
         return ended
 
     # --------------------------------------------------------------------------------------- actors
-    def spawn(
-        self, shape: Shape, name: str, actor: type[Actor], args: Any, kwargs: Any
-    ) -> tuple[int, Future[None]]:
-        """The actors' number, and a future that is done when all are made."""
+    def spawn(self, shape: Shape, name: str, actor: type[Actor], args: Any, kwargs: Any) -> int:
+        """The actors' number, once all are made. If one cannot be, the others go."""
         end = time.monotonic() + self.deadline
         value = payload.encode((actor, args, kwargs), payload.Context(name, end, len(shape)))
         spawned = Spawned(secrets.randbits(62), name, shape, value)
         self.spawned[spawned.actor] = spawned
         future: Future[None] = Future(len(shape), lambda values: None, end, self.check)
-        for index, rank in enumerate(shape.ranks):
-            self.spawn_on(self.member(rank), spawned, future, index, end)
-        return spawned.actor, future
+        try:
+            for index, rank in enumerate(shape.ranks):
+                self.spawn_on(self.member(rank), spawned, future, index, end)
+            future.get()
+        except BaseException:
+            self.discard(spawned.actor)
+            raise
+        return spawned.actor
 
     def discard(self, actor: int) -> None:
         spawned = self.spawned.pop(actor, None)
         if spawned is None:
             return
         for rank in spawned.shape.ranks:
-            self.member(rank).tell(m.Forget(actor))
+            self._members[rank].tell(m.Forget(actor))
         spawned.release()
 
     def spawn_on(
@@ -297,7 +300,8 @@ class Processes:
             raise
         finally:
             self._watch.close()
-            for spawned in self.spawned.values():
+            while self.spawned:
+                _, spawned = self.spawned.popitem()
                 spawned.release()
             self.host.close()
 

@@ -69,6 +69,11 @@ class Server:
         self._links[link] = {}
         link.begin()
 
+    @property
+    def may_exit(self) -> bool:
+        """Whether the process is its mesh's, and not that of a program which spawned here."""
+        return self._owner is not None
+
     def exit(self, code: Any) -> None:
         """Ends the process as sys.exit(code) would."""
         self.code = code if isinstance(code, int) else int(code is not None)

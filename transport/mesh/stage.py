@@ -65,6 +65,7 @@ class Stage:
         self._endpoints: dict[str, EndpointMethod[Any, Any, Any]] = {}
         self._crash: ActorCrashed | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._taken: dict[int, Job] = {}  # that the loop has not begun with, by id
         self.over = threading.Event()
         self.point = Point(spawn.rank, dict(spawn.sizes))
         threading.Thread(target=self._run, name=f"actor {spawn.name}", daemon=True).start()
@@ -72,7 +73,9 @@ class Stage:
     def put(self, job: Job | ActorCrashed | None) -> None:
         """From any thread; calls from the driving one."""
         self._jobs.append(job)
-        if self._loop is None:
+        if self.over.is_set():
+            self._refuse_all()
+        elif self._loop is None:
             self._gate.set()
         else:
             with contextlib.suppress(RuntimeError):  # it has ended
@@ -83,14 +86,29 @@ class Stage:
     def _run(self) -> None:
         try:
             if self._make():
-                if any(each.is_async for each in self._endpoints.values()):
-                    self._run_async()
-                else:
-                    self._run_sync()
+                self._live()
         except SystemExit as error:
             self._server.exit(error.code)
         finally:
             self.over.set()
+            self._refuse_all()
+
+    def _live(self) -> None:
+        if any(each.is_async for each in self._endpoints.values()):
+            try:
+                self._run_async()
+            except BaseException as error:  # of a task that an endpoint began: it ends the loop
+                if self._exits(error):
+                    raise
+                self._broke("a task of its event loop", "task", error)
+                self._loop = None
+            else:
+                return
+        self._run_sync()
+
+    def _exits(self, error: BaseException) -> bool:
+        """Whether it is an actor's sys.exit that ends the process."""
+        return isinstance(error, SystemExit) and self._server.may_exit
 
     def _make(self) -> bool:
         name, number = self._spawn.name, self._spawn.number
@@ -108,10 +126,14 @@ class Stage:
             actor, arguments, keywords = value
             self._endpoints = endpoints(actor)
             self._instance = actor(*arguments, **keywords)
-        except Exception as error:
+        except BaseException as error:
+            if self._exits(error):
+                raise
+            self._crash = ActorCrashed(
+                f"{name} could not be made", rank=self._spawn.rank, cause=failure.words(error)
+            )
             self._server.forget(self._spawn.actor)
             self._fail(self.owner, number, error)
-            self._refuse_all(ActorCrashed(f"{name} could not be made", cause=str(error)))
             return False
         finally:
             self._body = b""
@@ -142,14 +164,15 @@ class Stage:
         try:
             method, arguments, keywords = self._prepare(job)
             result = method(self._instance, *arguments, **keywords)
-        except SystemExit:
-            raise
         except BaseException as error:  # whatever it is, somebody waits for it
+            if self._exits(error):
+                raise
             self._failed(job, error)
         else:
             self._answer(job.link, job.message.number, result, job.message.keep)
 
     def _prepare(self, job: Job) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+        self._taken.pop(id(job), None)
         if self._crash is not None:
             raise self._crash
         call = job.message
@@ -165,7 +188,10 @@ class Stage:
     def _run_async(self) -> None:
         import asyncio
 
-        asyncio.run(self._serve_async())
+        try:
+            asyncio.run(self._serve_async())
+        finally:
+            self._jobs.extendleft(reversed(self._taken.values()))
 
     async def _serve_async(self) -> None:
         import asyncio
@@ -178,8 +204,11 @@ class Stage:
         for task in tuple(self._tasks):
             task.cancel()
         cleaned = self._clean_up(None)
-        if cleaned is not None:
-            await cleaned
+        try:
+            if inspect.isawaitable(cleaned):
+                await cleaned
+        except BaseException as error:
+            self._complain("__cleanup__", error)
 
     def _take_async(self) -> None:
         assert self._loop is not None
@@ -190,7 +219,9 @@ class Stage:
                 return
             if isinstance(job, ActorCrashed):
                 self._begin(self._supervise_async(job))
-            elif self._is_async(job):
+                continue
+            self._taken[id(job)] = job
+            if self._is_async(job):
                 self._begin(self._perform_async(job))
             else:
                 self._loop.call_soon(self._perform, job)
@@ -209,9 +240,9 @@ class Stage:
         try:
             method, arguments, keywords = self._prepare(job)
             result = await method(self._instance, *arguments, **keywords)
-        except SystemExit:
-            raise
         except BaseException as error:  # CancelledError, too: somebody waits for it
+            if self._exits(error):
+                raise
             self._failed(job, error)
         else:
             self._answer(job.link, job.message.number, result, job.message.keep)
@@ -221,21 +252,28 @@ class Stage:
         """What the actor says, or a coroutine that does."""
         assert self._instance is not None
         try:
-            return self._instance.__supervise__(crash)
-        except Exception:
-            logger.exception("%s.__supervise__ failed", self._spawn.name)
+            said = self._instance.__supervise__(crash)
+            return said if inspect.isawaitable(said) else bool(said)
+        except BaseException as error:
+            self._complain("__supervise__", error)
         return False
 
     async def _supervise_async(self, crash: ActorCrashed) -> None:
         said = self._supervise(crash)
         try:
-            said = await said if inspect.isawaitable(said) else said
-        except Exception:
-            logger.exception("%s.__supervise__ failed", self._spawn.name)
+            said = bool(await said if inspect.isawaitable(said) else said)
+        except BaseException as error:
+            self._complain("__supervise__", error)
             said = False
         self._supervised(crash, said)
 
-    def _supervised(self, crash: ActorCrashed, handled: Any) -> None:
+    def _complain(self, method: str, error: BaseException) -> None:
+        """Nobody waits for it, and the actor goes on."""
+        if self._exits(error):
+            raise error
+        logger.error("%s.%s failed", self._spawn.name, method, exc_info=error)
+
+    def _supervised(self, crash: ActorCrashed, handled: bool) -> None:
         """What this actor does not handle its owner hears of."""
         if not handled:
             with contextlib.suppress(PeerLost):
@@ -252,9 +290,7 @@ class Stage:
             if encoded.held and encoded.release is not None:
                 self._server.hold(link, number, encoded.release)
             link.send(m.Answer(number, True, encoded.held), encoded.data)
-        except PeerLost:
-            self._server.release(link, number)
-        except Exception as error:
+        except BaseException as error:  # of the link, or whatever pickling the result does
             self._server.release(link, number)
             self._fail(link, number, error)
 
@@ -262,35 +298,40 @@ class Stage:
         call = job.message
         if call.number:
             self._fail(job.link, call.number, error)
-        if call.number and not call.broadcast:
-            return
-        name = f"{self._spawn.name}.{call.method}"
-        self._crash = ActorCrashed(
-            f"{name} raised {type(error).__name__} in a broadcast: {error}",
-            rank=self._spawn.rank,
-            cause=f"raised {type(error).__name__} in a broadcast",
-        )
+        if (not call.number or call.broadcast) and error is not self._crash:
+            self._broke("a broadcast", call.method, error)
+
+    def _broke(self, where: str, method: str, error: BaseException) -> None:
+        """Nobody waits for it: all later calls fail, and the owner hears of it."""
+        cause = f"raised {type(error).__name__} in {where}"
+        message = f"{self._spawn.name}.{method} {cause}: {failure.words(error)}"
+        self._crash = ActorCrashed(message, rank=self._spawn.rank, cause=cause)
         with contextlib.suppress(PeerLost):
-            self.owner.send(m.Fault(self._spawn.actor, call.method), failure.pack(error, skip=1))
+            self.owner.send(m.Fault(self._spawn.actor, method), failure.pack(error, skip=1))
 
     def _fail(self, link: Link, number: int, error: BaseException) -> None:
         with contextlib.suppress(PeerLost):
             packed = failure.pack(error, skip=1, own=error is self._crash)
             link.send(m.Answer(number, False), packed)
 
-    def _refuse_all(self, error: ActorCrashed) -> None:
-        while self._jobs:
-            job = self._jobs.popleft()
-            if isinstance(job, Job) and job.message.number:
-                self._fail(job.link, job.message.number, error)
+    def _refuse_all(self) -> None:
+        """Its thread ends, or has: whoever put them, they have an answer."""
+        if self._crash is None:
+            name, rank = self._spawn.name, self._spawn.rank
+            self._crash = ActorCrashed(f"{name} has ended", rank=rank, cause="has ended")
+        with contextlib.suppress(IndexError):  # another thread took the last
+            while self._jobs:
+                job = self._jobs.popleft()
+                if isinstance(job, Job) and job.message.number:
+                    self._fail(job.link, job.message.number, self._crash)
 
     def _clean_up(self, error: BaseException | None) -> Any:
         """A coroutine where the actor's `__cleanup__` is one."""
         assert self._instance is not None
         try:
             return self._instance.__cleanup__(error)
-        except Exception:
-            logger.exception("%s.__cleanup__ failed", self._spawn.name)
+        except BaseException as raised:
+            self._complain("__cleanup__", raised)
         return None
 
 

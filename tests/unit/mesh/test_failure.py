@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 
 import pytest
 from hypothesis import given
@@ -66,3 +67,64 @@ def test_errors_travel_on():
     assert (again.rank, again.host, again.cause, again.logs) == (7, "h", "killed", ("a", "b"))
     with pytest.raises(ActorError, match="gone"):
         raise again
+
+
+class Hostile(Exception):
+    """Does what it was told to when it is looked at, or made again."""
+
+    def __init__(self, where, error):
+        super().__init__(where)
+        self.where, self.error = where, error
+
+    def __str__(self):
+        if self.where == "str":
+            raise self.error
+        return "hostile"
+
+    def __reduce__(self):
+        if self.where == "reduce":
+            raise self.error
+        return raised_again if self.where == "load" else Hostile, (self.where, self.error)
+
+
+def raised_again(where, error):
+    raise error
+
+
+@pytest.mark.parametrize("where", ["str", "reduce", "load"])
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, GeneratorExit, KeyboardInterrupt])
+def test_whatever_an_exception_does_it_is_an_answer(where, kind):
+    packed = failure.pack(raised(Hostile(where, kind("no"))))
+    got = []
+    # Not on the main thread, where a KeyboardInterrupt may be the user's.
+    thread = threading.Thread(target=lambda: got.append(failure.unpack(packed, "a.step", 3, "h")))
+    thread.start()
+    thread.join(60)
+    assert got[0].args[0].startswith("a.step raised Hostile on rank 3: ")
+
+
+def test_the_users_interrupt_is_not_swallowed():
+    packed = failure.pack(raised(Hostile("load", KeyboardInterrupt())))
+    with pytest.raises(KeyboardInterrupt):
+        failure.unpack(packed, "a.step", 3, "h")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("file \udcff not found"),
+        type("Odd", (Exception,), {"__str__": lambda self: type("Text", (str,), {})("\udcff")})(),
+    ],
+)
+def test_text_that_is_no_unicode_is_escaped(error):
+    got = failure.unpack(failure.pack(raised(error)), "a.step", 3, "h")
+    assert r"\udcff" in got.args[0]
+    assert r"\udcff" in got.traceback
+
+
+def test_what_an_exception_carries_is_left_behind_when_it_is_large():
+    error = ValueError("big")
+    error.data = bytes(65 << 20)
+    packed = failure.pack(raised(error))
+    assert len(packed) < 1 << 20
+    assert "big" in str(failure.unpack(packed, "a.step", 3, "h"))
