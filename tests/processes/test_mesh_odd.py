@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import odd_actors
 import pytest
+from patience import until
 
 import transport
 from transport import ActorCrashed, ActorError, this_proc
@@ -107,6 +108,7 @@ def test_an_event_loop_that_an_endpoint_ends(mesh, method, args):
     for call in calls:
         error = call.exception(60)  # TimeoutError where there is no answer
         assert error is None or isinstance(error, ActorError)
+    until(lambda: one.works.call_one().exception(60))  # a loop answers until it is closed
     with pytest.raises(ActorCrashed, match="event loop"):
         lives(one)
 
