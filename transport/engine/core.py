@@ -123,6 +123,8 @@ class Core:
         self.words = Words(self.regions)
         self.queues = Queues(self)
         self.shares = Shares()
+        # Called on the control thread with each peer that is lost; must return at once.
+        self.on_lost: list[Callable[[PeerRecord], object]] = []
         self._regions_by_number: weakref.WeakValueDictionary[int, Region] = (
             weakref.WeakValueDictionary()
         )
@@ -138,7 +140,9 @@ class Core:
                 endpoints=self._endpoints,
                 absent={**registry.left_out(self.paths.identifiers), **self.unused},
                 callbacks=Callbacks(
-                    on_retired=self._on_retired, on_provider=self._on_provider_changed
+                    on_retired=self._on_retired,
+                    on_provider=self._on_provider_changed,
+                    on_lost=self._on_lost,
                 ),
             )
             self.names = Names(self)
@@ -349,6 +353,10 @@ class Core:
         changed = getattr(endpoint, "changed", None)  # most providers have no use for it
         if changed is not None:
             changed()
+
+    def _on_lost(self, record: PeerRecord) -> None:
+        for callback in list(self.on_lost):
+            callback(record)
 
     def _drain_quietly(self) -> None:
         """On the control thread, which must not end because the engine is being closed."""
