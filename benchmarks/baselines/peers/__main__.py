@@ -29,7 +29,7 @@ BUILD = Path(__file__).resolve().parents[3] / "build"
 _SIZES = "4KiB,64KiB,1MiB,16MiB,256MiB"
 _QUICK_SIZES = "4KiB,64KiB"
 _QUICK_BATCH = 16
-_ALWAYS = ("transport", "memcpy", "process_vm")
+_ALWAYS = ("transport", "memcpy", "process_vm", "sockets")
 _PLOT = ("matplotlib==3.10.8",)
 _DRAW = 120.0  # seconds
 

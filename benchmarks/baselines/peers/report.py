@@ -146,6 +146,9 @@ def targets(rows: Rows) -> list[Target]:
             found.append(_rates(name, rows, 1.0, f"ours {op} private", cases, _python(op)))
         name = f"tcp, batch {batch}, rate of gloo's"
         found.append(_rates(name, rows, 2.0, "ours write tcp", cases, _library("gloo")))
+    large = [case for case in rows.cases() if case[0] >= MIB]
+    name = "tcp, from 1 MiB, rate of the best bare sockets"
+    found.append(_rates(name, rows, 0.95, "ours write tcp", large, _library("sockets"), "limit"))
     return found
 
 
@@ -201,10 +204,11 @@ def _rates(
     ours: str,
     cases: Sequence[tuple[int, int]],
     among: Callable[[Way], bool],
+    kind: str = "peer",
 ) -> Target:
-    """Our rate over the fastest peer's, where it is lowest."""
+    """Our rate over the fastest peer's, or limit's, where it is lowest."""
     asked = f">= {least:g}"
-    peers = [way for way in WAYS if way.kind == "peer" and among(way)]
+    peers = [way for way in WAYS if way.kind == kind and among(way)]
     pairs: list[_Pair] = []
     lacking: dict[str, None] = {}
     for case in cases:

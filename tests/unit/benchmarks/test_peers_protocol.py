@@ -37,13 +37,21 @@ def _measured(fault, tmp_path):
 
 
 class TestDrivers:
-    @pytest.mark.parametrize("op", ["write", "read"])
-    @pytest.mark.parametrize("name", ["memcpy", "process_vm"])
+    @pytest.mark.parametrize(
+        ("name", "op"),
+        [
+            ("memcpy", "write"),
+            ("memcpy", "read"),
+            ("process_vm", "write"),
+            ("process_vm", "read"),
+            ("sockets", "write"),
+        ],
+    )
     def test_a_batch_arrives_block_by_block_where_it_belongs(self, name, op, tmp_path):
         command = Command(sys.executable, DRIVERS / LIBRARIES[name].driver)
         with Pair(command, tmp_path / "log", alone=False, spins=True) as pair:
             with pair.turn():
-                assert pair.open(bytes=1 << 16, op=op)
+                assert pair.open(bytes=1 << 16, op=op, streams=3)
                 pair.both("prepare", size=1000, batch=40)
                 source, sink = (pair.initiator, pair.target)[:: 1 if op == "write" else -1]
                 source.ask("fill", seed=5)

@@ -29,7 +29,7 @@ def test_quick_measures_and_verifies_what_is_here_and_says_what_is_not(tmp_path)
     found = json.loads((tmp_path / "peers.json").read_text())
     assert found["schema"] == 1
     assert found["host"]["cores"] >= 1
-    expected = {"transport", "memcpy", "process_vm"}
+    expected = {"transport", "memcpy", "process_vm", "sockets"}
     if importlib.util.find_spec("torch"):
         expected.add("gloo")
     measured = [it for it in found["rows"] if it["library"] in expected]
