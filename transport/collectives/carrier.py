@@ -1,4 +1,8 @@
-"""What every way to carry collectives out looks like. May import call and types."""
+"""What every way to carry collectives out looks like. May import call and types.
+
+A carrier is made by `make(group: Group, deadline: float) -> Carrier` of its module: by all ranks
+of the group at the same time, within so many seconds.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,12 @@ class Carrier(Protocol):
     @property
     def name(self) -> str:
         """For tables and `Operation.carrier`: "nccl", "gloo", "onesided"."""
+        ...
+
+    @property
+    def driven(self) -> bool:
+        """Whether works go on while nobody waits for them. Where they do not, a thread of the
+        communicator waits soon after `begin`, unless the caller does so first."""
         ...
 
     def refusal(self, call: Call) -> str:

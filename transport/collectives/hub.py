@@ -1,8 +1,9 @@
 """The one engine of this process by which its communicators talk, and what peers say to them.
 
-May import engine, control, memory, config, errors and types. A peer's notification begins with the
-id of a communicator and goes to that one's mailbox. Whoever waits for its mailbox takes what comes
-for all of them; while nobody waits a thread of low rate does, so that no peer runs out of credits.
+May import meeting, card, engine, control, memory, errors and types. A peer's notification begins
+with the id of a communicator and goes to that one's mailbox. Whoever waits for its mailbox takes
+what comes for all of them; while nobody waits a thread of low rate does, so that no peer runs out
+of credits.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from transport.collectives.card import ID_BYTES
+from transport.collectives.meeting import Hall
 from transport.engine.batch import Read
 from transport.engine.engine import Engine
 from transport.engine.submit import when_up
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
     from transport.engine.core import Core
     from transport.engine.transfer import Transfer
 
-ID_BYTES = 8  # of a communicator
 MAX_PAYLOAD = 1000  # bytes
 _DOOR = "collectives.door"
 _MAX_UNREAD = 1 << 16  # messages in one mailbox
@@ -88,6 +90,7 @@ class Hub(Closing):
         self._looked = 0.0
         self._watchers: list[Callable[[bytes, TransportError], object]] = []
         self._core.on_lost.append(self._lost)
+        self.hall = Hall(self)
         self._core.plane.handle(_DOOR, lambda record, body: self.door.to_bytes())
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
