@@ -28,12 +28,13 @@ from transport import ActorCrashed, Layout, Mesh, Replicate, StateLayout, weight
 
 
 # ---------------------------------------------------------------------------------- model and data
-def begin(width):
+def begin(width, wrap=lambda model: None):
     """All begin the same. Adam makes its state at its first step; here it has it before."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(width, 2 * width), torch.nn.Tanh(), torch.nn.Linear(2 * width, width)
     )
+    wrap(model)
     adam = torch.optim.Adam(model.parameters(), lr=1e-3)
     for parameter in model.parameters():
         adam.state[parameter] = {
@@ -119,17 +120,21 @@ class Trainer(transport.Actor):
     @transport.endpoint
     def publish(self, version=0):
         """Lets others read the state, out of this rank's own memory."""
+        layout, rank = self.layout(), self.rank
+        self.publication = weights.publish(
+            self.engine, "state", self.state, version, layout=layout, rank=rank, mode="live"
+        )
+        return self.engine.addresses
+
+    def layout(self):
+        """What of the state each rank has: all of it."""
         mesh = Mesh((self.ranks,))
-        layout = StateLayout(
+        return StateLayout(
             {
                 name: Layout.placed(tensor.shape, tensor.dtype, mesh, [Replicate()])
                 for name, tensor in self.state.items()
             }
         )
-        self.publication = weights.publish(
-            self.engine, "state", self.state, version, layout=layout, rank=self.rank, mode="live"
-        )
-        return self.engine.addresses
 
     @transport.endpoint
     def recover(self, addresses):
@@ -155,6 +160,9 @@ class Trainer(transport.Actor):
             world_size=self.ranks,
             timeout=timedelta(seconds=10),
         )
+        self.parallelize()
+
+    def parallelize(self):
         self.reduction = Reduction()
         self.parallel = DistributedDataParallel(self.model, init_sync=False, bucket_cap_mb=8)
         self.parallel.register_comm_hook(None, self.reduction.hook)
@@ -171,17 +179,20 @@ class Trainer(transport.Actor):
         idle = 0.0 if self.since is None else time.monotonic() - self.since
         self.since = None
         self.adam.zero_grad()
+        if die == self.rank:  # when some gradients are being averaged already
+            self.at_last_gradient(self._die)
         x, y = batch(self.width, step, self.rank, self.ranks)
         loss = torch.nn.functional.mse_loss(self.parallel(x), y)
-        if die == self.rank:  # at its last gradient, when others are being averaged already
-            next(self.model.parameters()).register_hook(self._die)
         loss.backward()
         if self.reduction.failed:
             self.since = time.monotonic()
             return None
         return self.rank, loss.item(), idle
 
-    def _die(self, _):
+    def at_last_gradient(self, action):
+        next(self.model.parameters()).register_hook(action)
+
+    def _die(self, *_):
         self.store.set("killed", str(time.monotonic()))
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -225,13 +236,15 @@ class Recovery:
 class Job:
     """Trains step by step, whoever is lost meanwhile."""
 
+    trainer = Trainer
+
     def __init__(self, mesh, width):
         self.mesh = mesh.supervise(on_failure=lambda crash: True)  # train() sees to it
         self.losses = {}  # by step: of each rank
         self.recoveries = []
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.generation = 0
-        self.trainers = mesh.spawn("trainer", Trainer, width)
+        self.trainers = mesh.spawn("trainer", self.trainer, width)
         self.addresses = self.trainers.publish.call().get().values()
         self.meet()
 
@@ -301,17 +314,17 @@ class Job:
         return [self.trainers.slice(rank=rank) for rank in range(len(self.mesh)) if rank != lost]
 
 
-def run(ranks=4, steps=10, width=256, die=None, **host):
+def run(ranks=4, steps=10, width=256, die=None, kind=Job, **host):
     """Trains; `host` are arguments of local processes (LocalHost). Returns the job."""
     with transport.local(ranks, host=host) as mesh:
-        job = Job(mesh, width)
+        job = kind(mesh, width)
         job.train(steps, die)
     return job
 
 
-def main():
-    warm = {"preload": ("torch", "torch._dynamo"), "spares": 1}
-    job, undisturbed = run(die=(4, 2), **warm), run(preload=warm["preload"])
+def main(kind=Job, preload=("torch", "torch._dynamo")):
+    job = run(die=(4, 2), kind=kind, preload=preload, spares=1)
+    undisturbed = run(kind=kind, preload=preload)
     for each in job.recoveries:
         print(
             f"rank {each.rank} was killed: known after {each.detect:.3f} s, a new process after"

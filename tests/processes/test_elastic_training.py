@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -26,6 +27,11 @@ def example():
     return elastic_training
 
 
+@pytest.fixture(params=["elastic_training", "elastic_fsdp"])
+def kind(request):
+    return importlib.import_module(request.param).Job
+
+
 @pytest.fixture(scope="module")
 def expected(example):
     """The losses of one process that has the gradients of all ranks."""
@@ -41,8 +47,8 @@ def expected(example):
     return losses
 
 
-def test_a_rank_is_killed_in_the_middle_of_a_step(example, expected):
-    job = example.run(RANKS, STEPS, WIDTH, die=(3, 2), **WARM)
+def test_a_rank_is_killed_in_the_middle_of_a_step(example, kind, expected):
+    job = example.run(RANKS, STEPS, WIDTH, die=(3, 2), kind=kind, **WARM)
     (recovery,) = job.recoveries
     assert recovery.rank == 2
     assert recovery.moved.startswith("version 3: ")
