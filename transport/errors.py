@@ -158,6 +158,21 @@ class PeerLost(PeerError, TransferError):
         self.peer = peer
 
 
+class RankLost(PeerLost):
+    """Members of a communicator are lost: `ranks`. `shrink()` makes one of those who are left."""
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        ranks: tuple[int, ...] = (),
+        peer: object = None,
+        op: str | None = None,
+    ) -> None:
+        super().__init__(message, peer=peer, op=op)
+        self.ranks = ranks
+
+
 class PeerRefused(PeerError):
     """The peer answered and does not want us: wrong secret, wrong uid, or it is closing."""
 

@@ -71,3 +71,9 @@ class Call:
         """Of all parts that this rank has, without counting what is both source and target."""
         parts = {part.data_ptr(): part.nbytes for part in (*self.source, *self.target)}
         return sum(parts.values())
+
+    @property
+    def unit(self) -> int:
+        """Bytes of one part, which all ranks have alike; 0 for ALL_TO_ALL, whose parts differ."""
+        part = next(iter((*self.source, *self.target)), None)
+        return 0 if part is None or self.kind is Kind.ALL_TO_ALL else part.nbytes

@@ -67,10 +67,21 @@ class Card(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=T
     host: Annotated[str, msgspec.Meta(max_length=256)]
     uid: int
     pid: int
+    nonce: _Id  # of one attempt to join
 
     @property
     def region(self) -> RemoteRegion:
         return RemoteRegion.from_bytes(self.door)
+
+
+class Rule(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Calls of this kind ("*": any) on this type of device, with at least `least` bytes in each
+    part, are for a carrier."""
+
+    kind: Annotated[str, msgspec.Meta(max_length=32)]
+    device: Annotated[str, msgspec.Meta(max_length=32)]
+    least: Annotated[int, msgspec.Meta(ge=0)]
+    carrier: Annotated[str, msgspec.Meta(max_length=32)]
 
 
 class Opening(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -79,7 +90,16 @@ class Opening(msgspec.Struct, array_like=True, forbid_unknown_fields=True, froze
     protocol: int
     id: _Id
     size: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
-    choice: dict[str, str]  # which carrier for what: see Choice
+    rules: Annotated[list[Rule], msgspec.Meta(max_length=4096)]  # see Choice
+
+
+class Roster(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """All ranks of a generation, in order."""
+
+    protocol: int
+    id: _Id
+    cards: list[bytes]
+    failure: Annotated[str, msgspec.Meta(max_length=1024)] = ""  # why there are none
 
 
 class Word(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
@@ -116,10 +136,14 @@ def decode(data: bytes, kind: type[T]) -> T:
 
 
 def mine(rank: int, door: RemoteRegion, addresses: Iterable[str]) -> Card:
-    """This process as a rank whose engine listens there."""
+    """This process as a rank whose engine listens there; a new one each time."""
     hosts = [parse(each) for each in addresses]
     host = next((each.host for each in hosts if isinstance(each, TcpAddress)), "")
-    return Card(PROTOCOL, rank, door.to_bytes(), _machine(), host, os.getuid(), os.getpid())
+    return Card(PROTOCOL, rank, door.to_bytes(), _machine(), host, *_who())
+
+
+def _who() -> tuple[int, int, bytes]:
+    return os.getuid(), os.getpid(), os.urandom(ID_BYTES)
 
 
 def _machine() -> str:

@@ -1,9 +1,9 @@
 """The one engine of this process by which its communicators talk, and what peers say to them.
 
-May import meeting, card, engine, control, memory, errors and types. A peer's notification begins
-with the id of a communicator and goes to that one's mailbox. Whoever waits for its mailbox takes
-what comes for all of them; while nobody waits a thread of low rate does, so that no peer runs out
-of credits.
+May import meeting, gossip, card, engine, control, memory, errors and types. A peer's notification
+begins with the id of a communicator and goes to that one's mailbox. Whoever waits for its mailbox
+takes what comes for all of them; while nobody waits a thread of low rate does, so that no peer runs
+out of credits.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transport.collectives.card import ID_BYTES
+from transport.collectives.gossip import Gossip
 from transport.collectives.meeting import Hall
 from transport.engine.batch import Read
 from transport.engine.engine import Engine
@@ -91,6 +92,7 @@ class Hub(Closing):
         self._watchers: list[Callable[[bytes, TransportError], object]] = []
         self._core.on_lost.append(self._lost)
         self.hall = Hall(self)
+        self.gossip = Gossip(self._core.plane)
         self._core.plane.handle(_DOOR, lambda record, body: self.door.to_bytes())
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

@@ -44,14 +44,23 @@ class Hall:
         self.loop = plane._loop
         plane.handle(TOPIC, self._answer)
 
-    def open(self, name: str) -> Table:
-        """From any thread. The one of that name, made if there is none."""
-        found = self._meetings.get(name)
-        if found is None:
-            if len(self._meetings) >= _MAX_MEETINGS:
-                raise InvalidUse("this engine serves too many meetings: close communicators")
-            found = self._meetings.setdefault(name, Table())
-        return found
+    def open(self, name: str) -> None:
+        """From any thread. Raises InvalidUse while there is one of that name."""
+        if len(self._meetings) >= _MAX_MEETINGS:
+            raise InvalidUse("this engine serves too many meetings: close communicators")
+        made, there = Table(), self._meetings.get(name)
+        if there is not None and there.over:
+            self._meetings[name] = made
+        elif self._meetings.setdefault(name, made) is not made:
+            raise InvalidUse(
+                f"this engine serves {name!r} already: close that communicator, or use another name"
+            )
+
+    def give_up(self, name: str) -> None:
+        """Who comes can still read why nothing came of it; the next `open` replaces it."""
+        table = self._meetings.get(name)
+        if table is not None:
+            table.over = True
 
     def shut(self, name: str) -> None:
         self._meetings.pop(name, None)
@@ -70,6 +79,7 @@ class Table:
     """The keys of one meeting."""
 
     def __init__(self) -> None:
+        self.over = False
         self._values: dict[str, bytes] = {}
         self._bytes = 0
         self._awaited: dict[str, list[asyncio.Future[None]]] = {}

@@ -1,0 +1,110 @@
+"""How this process comes into a group: its hub, and rank 0's.
+
+May import hub, joining, card, choice, control's addresses, errors.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from transport.collectives import choice, hub, joining
+from transport.collectives.card import MAX_RANKS, check_name
+from transport.control.address import TcpAddress, parse
+from transport.errors import DeadlineExceeded, InvalidUse, PeerLost
+from transport.types import check_timeout
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transport.collectives.card import Rule
+    from transport.collectives.group import Group
+    from transport.collectives.hub import Hub
+    from transport.control.records import PeerRecord
+    from transport.engine.engine import Engine
+
+_PAUSE = 0.05  # seconds before an address where nobody listens yet is tried again
+
+
+def join(
+    name: str, rank: int, size: int, at: str | None, *, engine: Engine | None, deadline: float
+) -> tuple[Group, Sequence[Rule]]:
+    """The group, once all ranks have come, and rank 0's rules for the choice of carriers."""
+    title = check_name(name)
+    _check_ranks(rank, size)
+    limit = check_timeout(deadline)
+    if limit is None or limit <= 0:
+        raise InvalidUse(f"a deadline is a number of seconds above 0, not {deadline!r:.80}")
+    clock = joining.Clock(limit)
+    if rank == 0:
+        return lead(hub_at(at, engine), title, 0, size, clock)
+    if at is None:
+        raise InvalidUse('ranks other than 0 need at=, where rank 0 listens: "HOST:PORT"')
+    mine = hub.of(engine) if engine is not None else hub.here(listen=_near(at))
+    group, opening = joining.follow(mine, _find(mine, at, clock), title, 0, rank, size, clock)
+    return group, opening.rules
+
+
+def lead(
+    mine: Hub, title: str, generation: int, size: int, clock: joining.Clock
+) -> tuple[Group, Sequence[Rule]]:
+    rules = choice.DEFAULT
+    return joining.lead(mine, title, generation, size, rules, clock), rules
+
+
+def leave(group: Group) -> None:
+    """For rank 0, which serves the meeting."""
+    group.hub.hall.shut(joining.place_of(group.name, group.generation))
+
+
+def hub_at(at: str | None, engine: Engine | None) -> Hub:
+    """For rank 0. Raises InvalidUse where its engine does not listen there."""
+    mine = hub.of(engine) if engine is not None else hub.here(listen=at)
+    if at is not None and not _serves(mine, at):
+        where = ", ".join(mine.engine.addresses)
+        raise InvalidUse(f"the engine of rank 0 listens at {where}, not at {at}: give its address")
+    return mine
+
+
+def _serves(mine: Hub, at: str) -> bool:
+    wanted = parse(at)
+    there = [parse(each) for each in mine.engine.addresses]
+    if isinstance(wanted, TcpAddress):  # by whatever name its host is called
+        return any(isinstance(each, TcpAddress) and each.port == wanted.port for each in there)
+    return wanted in there
+
+
+def _near(at: str) -> str | None:
+    """Where to listen so that those who listen there can connect; None: on this host."""
+    address = parse(at)
+    if not isinstance(address, TcpAddress):
+        return None
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_DGRAM)
+        family, kind, _, _, where = found[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)  # of a datagram socket: sends nothing
+            return str(TcpAddress(str(probe.getsockname()[0]), 0))
+    except OSError as error:
+        raise InvalidUse(f"{at} cannot be reached from this host: {error}") from None
+
+
+def _find(mine: Hub, at: str, clock: joining.Clock) -> PeerRecord:
+    """Rank 0 may listen later than this one asks."""
+    while True:
+        try:
+            return mine.peer(at, clock.left).record
+        except PeerLost as error:
+            if clock.passed:
+                late = f"rank 0 did not listen at {at} within {clock.limit:.3g} s: {error}"
+                raise DeadlineExceeded(late) from None
+            time.sleep(min(_PAUSE, clock.left))
+
+
+def _check_ranks(rank: Any, size: Any) -> None:
+    for value in (rank, size):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidUse(f"rank and size are whole numbers, not {value!r:.80}")
+    if not 0 <= rank < size <= MAX_RANKS:
+        raise InvalidUse(f"rank {rank} of {size}: a rank is from 0 to size - 1, of {MAX_RANKS}")

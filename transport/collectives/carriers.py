@@ -1,0 +1,97 @@
+"""The carriers by name, each imported when it is first needed. May import carrier, group, errors.
+
+A communicator makes those for CPU tensors when it is made, and those for GPUs with the first call
+that needs one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from transport.errors import InvalidUse, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from transport.collectives.call import Call
+    from transport.collectives.carrier import Carrier
+    from transport.collectives.choice import Choice
+    from transport.collectives.group import Group
+    from transport.errors import TransportError
+
+MAKERS: dict[str, str] = {
+    "gloo": "transport.collectives.gloo",
+    "nccl": "transport.collectives.nccl",
+    "onesided": "transport.collectives.onesided",
+}
+"""Modules that have `make(group, deadline) -> Carrier`."""
+
+
+class Carriers:
+    """Those of one communicator."""
+
+    def __init__(self, group: Group, choice: Choice) -> None:
+        self._group = group
+        self._choice = choice
+        self._made: dict[str, Carrier] = {}
+        self._lock = threading.Lock()
+        self._error: TransportError | None = None
+
+    def make_all(self, devices: Iterable[str], deadline: float) -> None:
+        for device in devices:
+            for name in self._choice.all_of(device):
+                self._get(name, deadline)
+
+    def choose(self, calls: Sequence[Call], deadline: float) -> Carrier:
+        """The one for all of these. Raises InvalidUse with the reasons where there is none."""
+        reasons: list[str] = []
+        for name in self._choice.carriers(calls[0]):
+            carrier = self._get(name, deadline)
+            refusal = next(filter(None, map(carrier.refusal, calls)), "")
+            if not refusal:
+                return carrier
+            reasons.append(f"{name}: {refusal}")
+        told = "; ".join(reasons) or "no carrier is for this device"
+        raise InvalidUse(f"this {calls[0].kind.value} is not carried: {told}")
+
+    def _get(self, name: str, deadline: float) -> Carrier:
+        found = self._made.get(name)
+        if found is not None:
+            return found
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            found = self._made.get(name)
+            if found is None:
+                found = self._made[name] = maker(name)(self._group, deadline)
+        self._pass_on(found)
+        return found
+
+    def _pass_on(self, carrier: Carrier) -> None:
+        """An error that came while it was made."""
+        if self._error is not None:
+            carrier.abort(self._error)
+
+    def abort(self, error: TransportError) -> None:
+        self._error = self._error or error
+        for carrier in list(self._made.values()):
+            carrier.abort(error)
+
+    def close(self) -> None:
+        for carrier in list(self._made.values()):
+            carrier.close()
+
+
+def maker(name: str) -> Callable[[Group, float], Carrier]:
+    """Raises InvalidUse for a name that there is not, Unavailable where it cannot be had."""
+    module = MAKERS.get(name)
+    if module is None:
+        raise InvalidUse(f"a carrier is one of {', '.join(MAKERS)}, not {name!r:.80}")
+    try:
+        made: Any = importlib.import_module(module).make
+    except ImportError as error:
+        raise Unavailable(f"carrier {name} cannot be used: {error}") from None
+    make: Callable[[Group, float], Carrier] = made
+    return make

@@ -1,0 +1,83 @@
+"""What members of a group tell and ask each other beside their collectives: who is lost, who has
+left, how far each of them is. May import card, control, errors.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transport.collectives.card import Place, Word, decode, encode
+from transport.errors import PeerError, TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from transport.control.plane import ControlPlane
+    from transport.control.records import PeerRecord
+
+_WORD, _PLACE = "collectives.word", "collectives.place"
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Of one communicator. Both are called on the control thread and must return at once; they are
+    given the incarnation of whoever says or asks it, which need not be a member."""
+
+    hears: Callable[[bytes, Word], object]
+    place: Callable[[bytes], Place]
+
+
+class Gossip:
+    """All listeners of one engine."""
+
+    def __init__(self, plane: ControlPlane) -> None:
+        self._plane = plane
+        self._listeners: dict[bytes, Listener] = {}
+        plane.handle(_WORD, self._hear)
+        plane.handle(_PLACE, self._answer)
+
+    def listen(self, id: bytes, listener: Listener) -> None:  # noqa: A002
+        self._listeners[id] = listener
+
+    def forget(self, id: bytes) -> None:  # noqa: A002
+        self._listeners.pop(id, None)
+
+    def tell(self, record: PeerRecord, word: Word) -> None:
+        """Lost with a lost peer."""
+        with contextlib.suppress(TransportError):  # the engine is closed
+            self._plane.send(record, _WORD, encode(word))
+
+    def places(
+        self,
+        id: bytes,  # noqa: A002
+        records: Mapping[int, PeerRecord],
+        timeout: float,
+    ) -> dict[int, Place]:
+        """How far those ranks are that answer in time."""
+        end = time.monotonic() + timeout
+        asked: dict[int, concurrent.futures.Future[bytes]] = {}
+        for rank, record in records.items():
+            with contextlib.suppress(TransportError):
+                asked[rank] = self._plane.request(record, _PLACE, id, timeout)
+        found: dict[int, Place] = {}
+        for rank, answer in asked.items():
+            with contextlib.suppress(TransportError, concurrent.futures.TimeoutError):
+                found[rank] = decode(answer.result(max(end - time.monotonic(), 0.001)), Place)
+        return found
+
+    def _hear(self, record: PeerRecord, body: bytes) -> None:
+        with contextlib.suppress(PeerError):  # what says nothing is not listened to
+            word = decode(body, Word)
+            listener = self._listeners.get(word.id)
+            if listener is not None:
+                listener.hears(record.incarnation, word)
+
+    def _answer(self, record: PeerRecord, body: bytes) -> bytes:
+        listener = self._listeners.get(body)
+        if listener is None:
+            raise PeerError("this is no communicator of this process")
+        return encode(listener.place(record.incarnation))
