@@ -5,10 +5,11 @@
  *                                                        that time, for each second
  *
  * BYTES is a sender's buffer, all streams together, which it sends again and again; the server's
- * has the same size. What counts is what the server has received, as it says when the time is over.
+ * has the same size. What counts is what the server has acknowledged when the time is over.
  */
+#include <linux/tcp.h>
 #include <netdb.h>
-#include <netinet/tcp.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -51,21 +52,17 @@ static struct addrinfo *resolved(const char *host, const char *port)
     return found;
 }
 
-/* ---- the receiving end: a size comes first, then bytes until the sender stops; how many is the
- * answer. */
+/* ---- the receiving end: a size comes first, then bytes until the sender goes away. */
 static void *receive(void *argument)
 {
     int fd = (int)(intptr_t)argument;
-    uint64_t size = 0, total = 0;
+    uint64_t size = 0;
     if (recv(fd, &size, sizeof size, MSG_WAITALL) == sizeof size && size && size <= 1u << 30) {
         char *buffer = touched(size);
         size_t at = 0;
         ssize_t got;
-        while ((got = recv(fd, buffer + at, size - at, 0)) > 0) {
-            total += (uint64_t)got;
+        while ((got = recv(fd, buffer + at, size - at, 0)) > 0)
             at = (at + (size_t)got) % size;
-        }
-        send(fd, &total, sizeof total, MSG_NOSIGNAL);
         free(buffer);
     }
     close(fd);
@@ -99,11 +96,10 @@ struct stream {
     pthread_t thread;
     int fd;
     size_t size;
-    double end;
-    uint64_t arrived;
 };
 
-static void *send_until(void *argument)
+/* Until the process ends. */
+static void *send_on(void *argument)
 {
     struct stream *stream = argument;
     char *buffer = touched(stream->size);
@@ -111,20 +107,33 @@ static void *send_until(void *argument)
     size_t at = 0;
     if (send(stream->fd, &size, sizeof size, MSG_NOSIGNAL) != sizeof size)
         die("send");
-    while (now() < stream->end) {
+    for (ssize_t sent = 1; sent > 0; at = (at + (size_t)sent) % stream->size) {
         size_t want = stream->size - at < 1 << 20 ? stream->size - at : 1 << 20;
-        ssize_t sent = send(stream->fd, buffer + at, want, MSG_NOSIGNAL);
-        if (sent <= 0)
-            die("send");
-        at = (at + (size_t)sent) % stream->size;
+        sent = send(stream->fd, buffer + at, want, MSG_NOSIGNAL);
     }
-    shutdown(stream->fd, SHUT_WR);
-    if (recv(stream->fd, &stream->arrived, sizeof stream->arrived, MSG_WAITALL) !=
-        sizeof stream->arrived)
-        die("the other end went away");
-    close(stream->fd);
-    free(buffer);
+    die("send");
     return NULL;
+}
+
+static void begin(struct stream *stream, struct addrinfo *where, size_t size)
+{
+    int on = 1;
+    struct linger reset = {.l_onoff = 1}; /* what is still queued at the end goes nowhere */
+    stream->fd = socket(where->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    stream->size = size;
+    if (stream->fd < 0 || connect(stream->fd, where->ai_addr, where->ai_addrlen) ||
+        setsockopt(stream->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on) ||
+        setsockopt(stream->fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset))
+        die("connect");
+}
+
+static uint64_t acknowledged(const struct stream *stream)
+{
+    struct tcp_info info;
+    socklen_t length = sizeof info;
+    if (getsockopt(stream->fd, IPPROTO_TCP, TCP_INFO, &info, &length))
+        die("TCP_INFO");
+    return info.tcpi_bytes_acked;
 }
 
 int main(int argc, char **argv)
@@ -136,29 +145,21 @@ int main(int argc, char **argv)
         return 2;
     }
     struct addrinfo *where = resolved(argv[1], argv[2]);
-    int count = atoi(argv[3]), on = 1;
-    double begin, seconds = atof(argv[4]);
+    int count = atoi(argv[3]);
+    double start, seconds = atof(argv[4]);
+    uint64_t total = 0;
     struct stream *streams = calloc((size_t)count, sizeof *streams);
     if (count < 1 || !streams)
         die("streams");
-    for (int i = 0; i < count; i++) {
-        streams[i].fd = socket(where->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        streams[i].size = strtoull(argv[5], NULL, 10) / (size_t)count;
-        if (streams[i].fd < 0 || connect(streams[i].fd, where->ai_addr, where->ai_addrlen) ||
-            setsockopt(streams[i].fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on))
-            die("connect");
-    }
-    begin = now();
-    for (int i = 0; i < count; i++) {
-        streams[i].end = begin + seconds;
-        if (pthread_create(&streams[i].thread, NULL, send_until, &streams[i]))
+    for (int i = 0; i < count; i++)
+        begin(&streams[i], where, strtoull(argv[5], NULL, 10) / (size_t)count);
+    start = now();
+    for (int i = 0; i < count; i++)
+        if (pthread_create(&streams[i].thread, NULL, send_on, &streams[i]))
             die("pthread_create");
-    }
-    uint64_t total = 0;
-    for (int i = 0; i < count; i++) {
-        pthread_join(streams[i].thread, NULL);
-        total += streams[i].arrived;
-    }
-    printf("%.0f\n", (double)total / (now() - begin));
+    usleep((useconds_t)(seconds * 1e6));
+    for (int i = 0; i < count; i++)
+        total += acknowledged(&streams[i]);
+    printf("%.0f\n", (double)total / (now() - start));
     return 0;
 }

@@ -263,6 +263,7 @@ static void test_socket_options(void)
     for (int i = 0; i < 2; i++) {
         int fd = ends.fds[0][i];
         CHECK(option(fd, IPPROTO_TCP, TCP_NODELAY));
+        CHECK(option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT) == 1 << 20);
         CHECK(option(fd, SOL_SOCKET, SO_KEEPALIVE));
         CHECK(option(fd, IPPROTO_TCP, TCP_KEEPIDLE) == 12);
         CHECK(option(fd, IPPROTO_TCP, TCP_KEEPINTVL) == 3);

@@ -47,10 +47,15 @@ static int watch_over(int fd, uint64_t liveness_ns)
     return done ? TN_OK : TN_SYSTEM;
 }
 
+/* What lies in a socket's queue and was never sent is lost to the other streams: where one of them
+ * has lost packets and is slow, the transfer waits for what it took in better times. */
+#define MOST_UNSENT TN_LINK_COPY
+
 static int prepare_tcp(int fd, const struct tn_host *host)
 {
     uint64_t half = host->stream_buffer / 2; /* the kernel doubles it: socket(7) */
     bool done = !SET(fd, IPPROTO_TCP, TCP_NODELAY, 1, 1) &&
+                !SET(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, MOST_UNSENT, INT32_MAX) &&
                 (!half || (!SET(fd, SOL_SOCKET, SO_SNDBUF, half, INT32_MAX / 2) &&
                            !SET(fd, SOL_SOCKET, SO_RCVBUF, half, INT32_MAX / 2)));
     return done ? watch_over(fd, host->liveness_ns) : TN_SYSTEM;
