@@ -266,8 +266,8 @@ class VersionGone(VersionMoved):
 class ActorError(TransportError):
     """An actor's endpoint raised. `traceback` is the text of the remote one.
 
-    `__cause__` is the exception that was raised, where it could be pickled. `rank` is that of the
-    process in its mesh.
+    `__cause__` is the exception that was raised, where it could be pickled; what is printed of it
+    has the remote traceback. `rank` is that of the process in its mesh.
     """
 
     def __init__(
@@ -280,7 +280,9 @@ class ActorError(TransportError):
 
     def __str__(self) -> str:
         text = super().__str__()
-        return f"{text}\n\n{self.traceback.rstrip()}" if self.traceback else text
+        if not self.traceback or self.__cause__ is not None:  # which is printed with it
+            return text
+        return f"{text}\n\n{self.traceback.rstrip()}"
 
 
 class ActorCrashed(ActorError):

@@ -65,6 +65,18 @@ def test_a_result_that_raises(odd, plain, when, kind):
     assert lives(plain)
 
 
+@pytest.mark.parametrize("kind", odd_actors.KINDS)
+def test_an_argument_that_raises(mesh, odd, plain, kind):
+    given = odd_actors.Odd("unpickled", kind)
+    for call in (plain.fail, odd.fail, odd.fail_async):
+        error = call.call_one(given).exception(60)
+        assert type(error) is ActorError
+    with pytest.raises(ActorError, match=r"bad\.__init__ raised"):
+        mesh.spawn("bad", odd_actors.Plain, given)
+    assert lives(odd)
+    assert lives(plain)
+
+
 def test_an_interrupt_while_unpickling_is_the_users_on_the_main_thread_only(plain):
     with pytest.raises(KeyboardInterrupt):
         plain.result.call_one("unpickled", "interrupt").get(60)

@@ -57,6 +57,24 @@ def test_the_owner_gets_its_own_back(caller, probes):
     assert back.add.call(1).get(60).values() == [11] * 3
 
 
+@pytest.mark.parametrize("called_before", [True, False])
+def test_who_calls_a_dead_actor_hears_how_it_ended(called_before):
+    with transport.local(1, name="there") as there, transport.local(1) as here:
+        probe = there.spawn("probe", mesh_actors.Probe)
+        caller = here.spawn("caller", mesh_actors.Caller)
+        if called_before:
+            assert caller.add.call_one(probe, 1).get(60) == [1]
+            waits = caller.what_fails.call_one(probe, "hang", 60)
+            time.sleep(0.3)
+        there._processes.member(0).process.kill()
+        until(lambda: there.crashed)
+        if called_before:
+            kind, text = waits.get(60)
+            assert (kind, "there" in text and "killed by SIGKILL" in text) == ("ActorCrashed", True)
+        kind, text = caller.what_fails.call_one(probe, "where", 60).get(60)
+        assert (kind, "there" in text and "killed by SIGKILL" in text) == ("ActorCrashed", True)
+
+
 def test_another_mesh_of_the_same_owner(caller):
     with transport.local(2) as other:
         probes = other.spawn("probe", mesh_actors.Probe)

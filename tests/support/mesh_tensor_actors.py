@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -12,6 +14,54 @@ import torch
 from transport import Actor, Sharded, current_rank, endpoint
 from transport.errors import TransportError
 from transport.mesh import tensors
+
+
+class Slow:
+    """Takes its time to be unpickled."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def __reduce__(self):
+        return time.sleep, (self.seconds,)
+
+
+class Raises:
+    """When it is unpickled."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __reduce__(self):
+        return _raise, (self.kind,)
+
+
+def _raise(kind):
+    raise kind
+
+
+class Ticker(Actor):
+    """Has an event loop."""
+
+    def __init__(self):
+        self.took = []
+
+    @endpoint
+    async def longest_pause(self, seconds):
+        """Of the loop, within so many."""
+        longest, end = 0.0, time.monotonic() + seconds
+        while (before := time.monotonic()) < end:
+            await asyncio.sleep(0.01)
+            longest = max(longest, time.monotonic() - before)
+        return longest
+
+    @endpoint
+    async def take(self, name, value):
+        self.took.append((name, current_rank().rank))
+
+    @endpoint
+    async def taken(self):
+        return self.took
 
 
 class Keeper(Actor):

@@ -19,19 +19,28 @@ class ActorMesh:
     """
 
     def __init__(
-        self, team: Team, shape: Shape, actor: int, name: str, methods: frozenset[str]
+        self,
+        team: Team,
+        shape: Shape,
+        actor: int,
+        name: str,
+        methods: frozenset[str],
+        spawned: tuple[int, ...] | None = None,
     ) -> None:
+        """`spawned`: ranks of all that were made together; of this shape where it is not given."""
         self._team = team
         self._shape = shape
         self._actor = actor
         self._name = name
         self._methods = methods
+        self._spawned = shape.ranks if spawned is None else spawned
 
     def __getattr__(self, method: str) -> Endpoint[Any]:
         if method.startswith("__") or method not in self.__dict__.get("_methods", ()):
             there = ", ".join(sorted(self.__dict__.get("_methods", ())))
             raise AttributeError(f"{method!r} is no endpoint of these actors; there are: {there}")
-        return Endpoint(self._team, self._shape, self._actor, self._name, method)
+        team, shape, spawned = self._team, self._shape, self._spawned
+        return Endpoint(team, shape, self._actor, self._name, method, spawned=spawned)
 
     @property
     def number(self) -> int:
@@ -72,13 +81,15 @@ class ActorMesh:
         return self._view(self._shape.split(name, **sizes))
 
     def _view(self, shape: Shape) -> ActorMesh:
-        return ActorMesh(self._team, shape, self._actor, self._name, self._methods)
+        team, spawned = self._team, self._spawned
+        return ActorMesh(team, shape, self._actor, self._name, self._methods, spawned)
 
     def __reduce__(self) -> tuple[Any, ...]:
         team = self._team
         doors = {rank: team.door(rank) for rank in self._shape.ranks}
-        shape = (self._shape.sizes, self._shape.ranks)
-        return _found, (team.id, team.name, doors, shape, self._actor, self._name, self._methods)
+        shape, spawned = (self._shape.sizes, self._shape.ranks), self._spawned
+        about = shape, self._actor, self._name, self._methods, spawned
+        return _found, (team.id, team.name, doors, *about)
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._methods})
@@ -95,6 +106,8 @@ def _found(
     actor: int,
     name: str,
     methods: frozenset[str],
+    spawned: tuple[int, ...],
 ) -> ActorMesh:
     """What travelled; calls from here go straight to the actors."""
-    return ActorMesh(find_team(mesh, team_name, doors), Shape(*shape), actor, name, methods)
+    team = find_team(mesh, team_name, doors)
+    return ActorMesh(team, Shape(*shape), actor, name, methods, spawned)

@@ -44,6 +44,8 @@ class Endpoint(Generic[T]):
         method: str,
         deadline: float | None = None,
         keep: str = "",
+        *,
+        spawned: tuple[int, ...],
     ) -> None:
         self._team = team
         self._shape = shape
@@ -52,6 +54,7 @@ class Endpoint(Generic[T]):
         self._method = method
         self._deadline = deadline
         self._keep = keep
+        self._spawned = spawned  # ranks of all actors that were spawned with these
 
     def options(
         self, *, deadline: float | None = None, keep: Literal["", "remote"] | None = None
@@ -67,8 +70,16 @@ class Endpoint(Generic[T]):
         kept = self._keep if keep is None else keep
         if kept not in ("", "remote"):
             raise InvalidUse(f'keep= is "remote" or "", not {keep!r:.80}')
-        actor, name, method = self._actor, self._name, self._method
-        return Endpoint(self._team, self._shape, actor, name, method, limit, kept)
+        return Endpoint(
+            self._team,
+            self._shape,
+            self._actor,
+            self._name,
+            self._method,
+            limit,
+            kept,
+            spawned=self._spawned,
+        )
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[T]]:
         """Of all actors; a value for each."""
@@ -104,7 +115,7 @@ class Endpoint(Generic[T]):
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
         """Of all actors, and nobody waits: what one of them raises reaches the mesh's owner."""
         end = self._end()
-        value = payload.encode((args, kwargs), self._context(len(self._shape), end))
+        value = payload.encode((args, kwargs), self._context(self._shape.ranks, end))
         if value.held:  # what it refers to is needed until all have it
             future: Future[None] = Future(len(self._shape), _nothing)
             future.unasked = True  # the mesh's owner hears of it
@@ -121,8 +132,8 @@ class Endpoint(Generic[T]):
         limit = self._team.deadline if self._deadline is None else self._deadline
         return time.monotonic() + limit
 
-    def _context(self, receivers: int, end: float) -> payload.Context:
-        return payload.Context(self._name, end, receivers)
+    def _context(self, ranks: tuple[int, ...], end: float) -> payload.Context:
+        return payload.Context(self._name, end, len(ranks), places=(ranks, self._spawned))
 
     def _future(
         self,
@@ -144,7 +155,7 @@ class Endpoint(Generic[T]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        value = payload.encode((args, kwargs), self._context(len(ranks), end))
+        value = payload.encode((args, kwargs), self._context(ranks, end))
         self._send_encoded(ranks, sink, end, value)
 
     def _send_encoded(

@@ -96,6 +96,7 @@ class Cutter(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         super().__init__(file, protocol=_PROTOCOL, buffer_callback=self._buffer)
         self.pieces = Pieces()
         self._remote = remote
+        self.places: tuple[Sequence[int], Sequence[int]] | None = None
         self.passed: list[Any] = []  # tickets of remote tensors
         self._dense = dense  # storages of which one view is sent, without its gaps
         self._reducers = _reducers()
@@ -174,6 +175,8 @@ class Cutter(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         return type(sharded), (parts, sharded.layout)
 
     def _relaid(self, relaid: Any) -> Any:
+        if self.places is not None:
+            sys.modules[type(relaid).__module__].check_places(relaid.layout, *self.places)
         return rebuild_relaid, (relaid.sharded, relaid.layout)
 
     def _stay(self, stay: Stay) -> Any:
@@ -194,11 +197,16 @@ class Cut(NamedTuple):
     passed: list[Any]
 
 
-def cut(value: Any, *, remote: bool = False) -> Cut:
-    """With `remote` tensors and arrays become remote tensors. Raises what pickling raises."""
-    found = _cut(value, remote, frozenset())
+def cut(
+    value: Any, *, remote: bool = False, places: tuple[Sequence[int], Sequence[int]] | None = None
+) -> Cut:
+    """With `remote` tensors and arrays become remote tensors. `places`: as in a Context.
+
+    Raises what pickling raises, and LayoutError for a layout of other ranks than those places.
+    """
+    found = _cut(value, remote, frozenset(), places)
     sparse = frozenset(id(piece.owner) for piece in found.pieces if piece.sparse)
-    return _cut(value, remote, sparse) if sparse else found
+    return _cut(value, remote, sparse, places) if sparse else found
 
 
 class Joiner(pickle.Unpickler):
@@ -257,9 +265,15 @@ class Rebuild:
         return sharded.fetch(layout, timeout=None if left == float("inf") else max(left, 0.0))
 
 
-def _cut(value: Any, remote: bool, dense: frozenset[int]) -> Cut:
+def _cut(
+    value: Any,
+    remote: bool,
+    dense: frozenset[int],
+    places: tuple[Sequence[int], Sequence[int]] | None,
+) -> Cut:
     with io.BytesIO() as file:
         cutter = Cutter(file, remote, dense)
+        cutter.places = places
         cutter.dump(value)
         return Cut(file.getvalue(), cutter.pieces.all, cutter.passed)
 

@@ -15,7 +15,7 @@ from transport.config import Settings
 from transport.errors import TransportError
 from transport.mesh import wheel as wheels
 from transport.mesh.door import knock
-from transport.mesh.member import Member, Unreachable
+from transport.mesh.member import WORD, Member, Unreachable
 from transport.mesh.process import Cause
 from transport.mesh.watch import Watch
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from transport.mesh.team import Team
 
 
+_MOST_GONE = 4096
+
+
 class Directory:
     """One per process."""
 
@@ -34,6 +37,8 @@ class Directory:
         self.owned: weakref.WeakValueDictionary[bytes, Team] = weakref.WeakValueDictionary()
         self._moved: dict[tuple[bytes, int], str] = {}
         self._members: dict[str, Member] = {}  # by door
+        self._gone: dict[str, tuple[str, str]] = {}  # by door: host and cause
+        self._told = threading.Condition()
         self._lock = threading.Lock()
         self._dialling: collections.defaultdict[str, threading.Lock]
         self._dialling = collections.defaultdict(threading.Lock)  # one slow door delays no other
@@ -43,6 +48,18 @@ class Directory:
     def moved(self, mesh: bytes, rank: int, door: str) -> None:
         """The owner says that another process has this rank now."""
         self._moved[mesh, rank] = door
+
+    def gone(self, door: str, host: str, cause: str) -> None:
+        """The owner says that the process behind this door has ended."""
+        with self._told:
+            if len(self._gone) >= _MOST_GONE:
+                self._gone.pop(next(iter(self._gone)))
+            self._gone[door] = host, cause
+            self._told.notify_all()
+        member = self._members.get(door)
+        if member is not None:
+            member.host = host
+            self._wheel.later(lambda: member.finish(Cause(text=cause)))
 
     def check(self) -> None:
         self._watch.check()
@@ -69,8 +86,11 @@ class Directory:
         try:
             sock = knock(door, self.settings.connect_timeout)
         except TransportError as error:
-            member = Member(rank, "", name, Unreachable(), self._wheel)
-            member.finish(Cause(text=f"cannot be reached: {error}"))
+            with self._told:  # its owner knows why
+                self._told.wait_for(lambda: door in self._gone, WORD)
+            host, cause = self._gone.get(door, ("", f"cannot be reached: {error}"))
+            member = Member(rank, host, name, Unreachable(), self._wheel)
+            member.finish(Cause(text=cause))
             return member
         member = Member(rank, "", name, sock, self._wheel)
         member.on_ended = lambda gone, crash: self._forget(door, gone)

@@ -129,4 +129,14 @@ def unpack(data: bytes | bytearray | memoryview, what: str, rank: int, host: str
         return cause
     if isinstance(cause, BaseException):
         error.__cause__ = cause
+        with contextlib.suppress(Exception):  # how it is made is its own
+            if cause.__cause__ is None:  # else its caller's print would not say where it came from
+                cause.__cause__ = RemoteTraceback(raised.traceback)
     return error
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that was raised in another process, printed as its traceback."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0].rstrip()}"

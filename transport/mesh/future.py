@@ -250,7 +250,8 @@ def _log(failed: Reply) -> None:
     try:
         failed.value()
     except Exception as error:
-        logger.error("a call failed and nobody asked for its outcome: %s", error)
+        text = "a call failed and nobody asked for its outcome: %s"
+        logger.error(text, error, exc_info=error.__cause__)
 
 
 def _wake(waiter: asyncio.Future[None]) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 
 _GRACE = 1.0  # seconds: a link that ended is told a moment before why its process did
+WORD = 0.5  # the same, where its owner has to say why
 
 
 @dataclass(slots=True)
@@ -249,15 +250,15 @@ class Member:
     def _lost(self, link: Link, error: TransportError) -> None:
         """Why is known once the process has ended; that is waited for a moment."""
         self._link_lost = self._link_lost or time.monotonic()
-        if self.process is None:
-            self.finish(Cause(text=self._why or "closed its link"))
+        if self.process is None and self._why:
+            self.finish(Cause())
             return
-        if self.process.ended.done():
+        if self.process is not None and self.process.ended.done():
             self.finish(self.process.ended.result())
             return
         if str(error) and not isinstance(error, PeerLost):
             self._why = self._why or str(error)
-        self._wheel.sooner(self._link_lost + _GRACE)
+        self._wheel.sooner(self._link_lost + self._grace)
 
     def _process_ended(self, cause: Cause) -> None:
         self.link.close()
@@ -265,12 +266,16 @@ class Member:
 
     def _check_grace(self, now: float) -> float:
         """Gives up a process that lives on without a link, or after it was killed."""
-        if now >= self._link_lost + _GRACE:
+        if now >= self._link_lost + self._grace:
             if self.process is not None:
                 self.process.kill()
             self.link.close()
             self.finish(Cause(text=self._why or "closed its link"))
-        return self._link_lost + _GRACE
+        return self._link_lost + self._grace
+
+    @property
+    def _grace(self) -> float:
+        return WORD if self.process is None else _GRACE
 
     def finish(self, cause: Cause) -> None:
         """All that waits for this process fails. Idempotent."""

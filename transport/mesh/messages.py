@@ -8,7 +8,7 @@ payload.py). So a large value is neither copied into a message nor parsed.
 from __future__ import annotations
 
 import struct
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -114,6 +114,14 @@ class Moved(Struct, frozen=True, array_like=True, tag="moved"):
     door: _Text
 
 
+class Gone(Struct, frozen=True, array_like=True, tag="gone"):
+    """Owner: the process that was reached there has ended, and how."""
+
+    door: _Text
+    host: _Name | Literal[""]
+    cause: _Text
+
+
 class Ping(Struct, frozen=True, array_like=True, tag="ping"):
     number: _Number
 
@@ -127,7 +135,19 @@ class Stop(Struct, frozen=True, array_like=True, tag="stop"):
 
 
 Message: TypeAlias = (
-    Welcome | Ready | Spawn | Call | Answer | Taken | Fault | Forget | Moved | Ping | Pong | Stop
+    Welcome
+    | Ready
+    | Spawn
+    | Call
+    | Answer
+    | Taken
+    | Fault
+    | Forget
+    | Moved
+    | Gone
+    | Ping
+    | Pong
+    | Stop
 )
 
 _encode = msgspec.msgpack.Encoder().encode

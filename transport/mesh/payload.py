@@ -21,7 +21,7 @@ from transport.mesh.cut import cut
 from transport.types import UNDECODABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _PICKLE = b"\x80"  # how pickles of protocol 2 and later begin, and no array of msgpack
 
@@ -33,7 +33,8 @@ class Context:
     `receivers` is how many processes will decode what is encoded. With `keep="remote"` tensors stay
     here and the receiver gets a RemoteTensor of each. `copy` is for values that their owner may go
     on to change before the receiver is heard of: all large tensors are copied first. Otherwise
-    those are that lie in private memory, which reading from there would take longer.
+    those are that lie in private memory, which reading from there would take longer. `places`: the
+    ranks of the actors that it is for, and of all that were spawned with them.
     """
 
     peer: str = ""
@@ -41,6 +42,7 @@ class Context:
     receivers: int = 1
     keep: str = ""
     copy: bool = False
+    places: tuple[Sequence[int], Sequence[int]] | None = None
 
 
 @dataclass(slots=True)
@@ -84,7 +86,7 @@ def encode(value: Any, context: Context) -> Payload:
     """Raises what pickling it raises, and InvalidUse for tensors that cannot travel."""
     if context.keep not in ("", "remote"):
         raise InvalidUse(f'keep is "remote" or not given, not {context.keep!r}')
-    body, pieces, passed = cut(value, remote=context.keep == "remote")
+    body, pieces, passed = cut(value, remote=context.keep == "remote", places=context.places)
     if passed:
         from transport.mesh.tensors import here
 

@@ -142,7 +142,7 @@ class Processes:
 
     def _ended_early(self, future: Future[None], index: int) -> Callable[..., None]:
         def ended(member: Member, crash: ActorCrashed) -> None:
-            future.settle(index, Failed(crash))
+            future.settle(index, Failed(crash, expected=member.stopping))
             self._ended(member, crash)
 
         return ended
@@ -151,7 +151,8 @@ class Processes:
     def spawn(self, shape: Shape, name: str, actor: type[Actor], args: Any, kwargs: Any) -> int:
         """The actors' number, once all are made. If one cannot be, the others go."""
         end = time.monotonic() + self.deadline
-        value = payload.encode((actor, args, kwargs), payload.Context(name, end, len(shape)))
+        context = payload.Context(name, end, len(shape), places=(shape.ranks, shape.ranks))
+        value = payload.encode((actor, args, kwargs), context)
         spawned = Spawned(secrets.randbits(62), name, shape, value)
         self.spawned[spawned.actor] = spawned
         future: Future[None] = Future(len(shape), lambda values: None, end, self.check)
@@ -260,9 +261,11 @@ class Processes:
     def _announce(self, member: Member) -> None:
         """To all processes that may have a handle from here."""
         here().moved(self.id, member.rank, self.door(member.rank))
-        moved = m.Moved(self.id, member.rank, self.door(member.rank))
+        self._tell_owned(m.Moved(self.id, member.rank, self.door(member.rank)))
+
+    def _tell_owned(self, message: m.Message) -> None:
         for mesh in tuple(here().owned.values()):
-            mesh.tell_all(moved)
+            mesh.tell_all(message)
 
     def tell_all(self, message: m.Message) -> None:
         for member in tuple(self._members):
@@ -276,6 +279,8 @@ class Processes:
     # ------------------------------------------------------------------------------------------ end
     def _ended(self, member: Member, crash: ActorCrashed) -> None:
         wanted = self._started and member not in self._joining
+        if wanted and not self.stopped and member.ready is not None:
+            self._tell_owned(m.Gone(member.ready.door, member.host, crash.cause[:4096]))
         if wanted and not self.stopped and not member.stopping:
             self.supervisor.crashed(
                 crash, known=lambda: member.told or self._members[member.rank] is not member

@@ -125,6 +125,8 @@ class Server:
                 self._stages.pop(message.actor, None)
         elif isinstance(message, m.Moved):
             here().moved(message.mesh, message.rank, message.door)
+        elif isinstance(message, m.Gone):
+            here().gone(message.door, message.host, message.cause)
         elif isinstance(message, m.Stop):
             threading.Thread(target=self._stop, args=(link,), name="stop", daemon=True).start()
         elif not isinstance(message, m.Welcome):

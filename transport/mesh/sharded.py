@@ -17,7 +17,7 @@ from transport.sharding.state import StateLayout
 from transport.types import check_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 _ONLY = "tensor"  # the name of a tensor that is alone
 
@@ -78,9 +78,9 @@ class Sharded:
     def to(self, layout: Layout | StateLayout) -> Relaid:
         """For the arguments of a call: arrives as the local tensors of the actor's rank.
 
-        That is its rank in the mesh that it was spawned on, in views of it too. The call fails with
-        a LayoutError on an actor whose rank is not in the layout, and on all of them where the mesh
-        has fewer ranks than the layout. Raises LayoutError where one layout is of a state and the
+        That is its rank in the mesh that it was spawned on, in views of it too. The call raises
+        LayoutError, and is not made, where an actor's rank is not in the layout or the layout has
+        more ranks than were spawned. Raises LayoutError where one layout is of a state and the
         other is not.
         """
         _check_kinds(self.layout, layout)
@@ -170,9 +170,19 @@ def check_actors(layout: Layout | StateLayout) -> None:
 
     Raises LayoutError.
     """
-    state, point = _state(layout), current_rank()
-    _check_rank(point.rank, state)
-    count = math.prod(point.sizes.values())
+    point = current_rank()
+    check_places(layout, (point.rank,), range(math.prod(point.sizes.values())))
+
+
+def check_places(
+    layout: Layout | StateLayout, ranks: Sequence[int], spawned: Sequence[int]
+) -> None:
+    """That all of these ranks of a mesh, of which those in `spawned` have actors, are in the layout
+    by their places in it, and it has no others. Raises LayoutError.
+    """
+    state, count = _state(layout), len(spawned)
+    for rank in ranks:
+        _check_rank(spawned.index(rank), state)
     if state.ranks[-1] >= count:
         raise LayoutError(
             f"a layout of {len(state.ranks)} ranks, up to rank {state.ranks[-1]}, for actors that "

@@ -12,6 +12,7 @@ import collections
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import inspect
 import logging
 import threading
@@ -44,6 +45,7 @@ class Job:
     message: m.Call
     body: Body
     came: float
+    arguments: Callable[[], tuple[Any, Any]] | None = None  # once they are decoded
 
 
 class Stage:
@@ -66,6 +68,7 @@ class Stage:
         self._crash: ActorCrashed | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._taken: dict[int, Job] = {}  # that the loop has not begun with, by id
+        self._pulling = False  # whether tensors of the one before come, beside the loop
         self.over = threading.Event()
         self.point = Point(spawn.rank, dict(spawn.sizes))
         threading.Thread(target=self._run, name=f"actor {spawn.name}", daemon=True).start()
@@ -122,8 +125,8 @@ class Stage:
         )
         context.enter(here)
         try:
-            value = payload.decode(payload.Payload(self._body, self._spawn.held), _CONTEXT)
-            actor, arguments, keywords = value
+            given = payload.Payload(self._body, self._spawn.held)
+            actor, arguments, keywords = _decoded(given, _CONTEXT, f"{name}.__init__")
             self._endpoints = endpoints(actor)
             self._instance = actor(*arguments, **keywords)
         except BaseException as error:
@@ -179,10 +182,16 @@ class Stage:
         found = self._endpoints.get(call.method)
         if found is None:
             raise InvalidUse(f"{type(self._instance).__name__} has no endpoint {call.method!r}")
-        until = payload.Context(deadline=job.came + call.left)
-        arguments, keywords = payload.decode(payload.Payload(job.body, call.held), until)
+        arguments, keywords = self._decode(job) if job.arguments is None else job.arguments()
         job.body = b""
         return found.function, arguments, keywords
+
+    def _decode(self, job: Job) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        call = job.message
+        until = payload.Context(deadline=job.came + call.left)
+        what = f"{self._spawn.name}.{call.method}"
+        found: tuple[Any, Any] = _decoded(payload.Payload(job.body, call.held), until, what)
+        return found
 
     # ---------------------------------------------------------------------------------------- async
     def _run_async(self) -> None:
@@ -212,7 +221,7 @@ class Stage:
 
     def _take_async(self) -> None:
         assert self._loop is not None
-        while self._jobs:
+        while self._jobs and not self._pulling:
             job = self._jobs.popleft()
             if job is None:
                 self._ended.set()
@@ -221,10 +230,34 @@ class Stage:
                 self._begin(self._supervise_async(job))
                 continue
             self._taken[id(job)] = job
-            if self._is_async(job):
-                self._begin(self._perform_async(job))
+            if job.message.held:
+                self._pulling = True
+                pull = functools.partial(contextvars.copy_context().run, self._pull, job)
+                pulled = self._loop.run_in_executor(None, pull)
+                pulled.add_done_callback(functools.partial(self._pulled, job))
             else:
-                self._loop.call_soon(self._perform, job)
+                self._begin_async(job)
+
+    def _pull(self, job: Job) -> None:
+        """Beside the loop, whose other tasks go on. Raises nothing: that is for the endpoint."""
+        try:
+            job.arguments = functools.partial(_given, self._decode(job))
+        except BaseException as error:
+            job.arguments = functools.partial(_raise, error)
+
+    def _pulled(self, job: Job, _: object) -> None:
+        """What it needs is here: it begins, and those that came after it may."""
+        self._pulling = False
+        if not self._ended.is_set() and id(job) in self._taken:
+            self._begin_async(job)
+            self._take_async()
+
+    def _begin_async(self, job: Job) -> None:
+        assert self._loop is not None
+        if self._is_async(job):
+            self._begin(self._perform_async(job))
+        else:
+            self._loop.call_soon(self._perform, job)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._loop is not None
@@ -336,6 +369,22 @@ class Stage:
 
 
 _CONTEXT = payload.Context("the caller")
+
+
+def _given(arguments: tuple[Any, Any]) -> tuple[Any, Any]:
+    return arguments
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+def _decoded(given: payload.Payload, until: payload.Context, what: str) -> Any:
+    """Whatever unpickling it does: it is no endpoint, and no sys.exit of the actor's."""
+    try:
+        return payload.decode(given, until)
+    except SystemExit as error:
+        raise InvalidUse(f"what {what} was given ends the process when it is unpickled") from error
 
 
 def job(link: Link, message: m.Call, body: Body) -> Job:

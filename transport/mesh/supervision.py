@@ -150,4 +150,4 @@ class Supervisor:
         if not known():
             self._stop.wait(_NOTICE)
         level = logging.INFO if known() else logging.ERROR
-        logger.log(level, "nobody handled a failure: %s", crash)
+        logger.log(level, "nobody handled a failure: %s", crash, exc_info=crash.__cause__)

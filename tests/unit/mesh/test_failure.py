@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import traceback
 
 import pytest
 from hypothesis import given
@@ -34,6 +35,25 @@ def test_what_was_raised_is_the_cause():
     assert "a.step raised KeyError on rank 3: 'deep'" in str(error)
     assert "test_failure.py" in error.traceback
     assert isinstance(error.__cause__, KeyError)
+
+
+def test_what_was_raised_elsewhere_is_printed_once():
+    inner = failure.unpack(failure.pack(raised(KeyError("deep"))), "b.step", 1, "host")
+    outer = failure.unpack(failure.pack(raised(inner)), "a.step", 3, "host")
+    printed = "".join(traceback.format_exception(outer))
+    assert printed.count("raise error") == 2  # one of each process
+    assert printed.rstrip().endswith(
+        "a.step raised ActorError on rank 3: b.step raised KeyError on rank 1: 'deep'"
+    )
+
+
+def test_what_cannot_be_pickled_has_its_traceback_in_its_text():
+    class Local(Exception):
+        def __reduce__(self):
+            raise TypeError("never")
+
+    error = failure.unpack(failure.pack(raised(Local("words"))), "a.step", 3, "host")
+    assert "raise error" in str(error)
 
 
 def test_a_crash_of_ours_arrives_as_it_is_and_one_that_was_raised_as_cause():
