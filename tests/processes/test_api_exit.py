@@ -204,22 +204,67 @@ print(into.hex())
     assert run(code, remote.to_json()) == (0, [expected.hex()] * 2, "")
 
 
-def test_a_fork_with_shared_tensors_warns_in_the_child():
+WARNED = "RuntimeWarning: this process was forked"
+
+
+def test_a_child_of_multiprocessing_is_warned_of_shared_tensors():
+    code = (
+        FORK
+        + """
+import multiprocessing
+engine = Engine()
+def child():
+    print("child")
+def fork():
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+fork()
+tensor = engine.empty(100, "uint8")
+print("quiet", flush=True)
+sys.stderr.write("quiet\\n")
+fork()
+"""
+    )
+    status, out, err = run(code)
+    assert (status, out) == (0, ["child", "quiet", "child"])
+    before, after = err.split("quiet\n")
+    assert before == ""
+    assert after.count(WARNED) == 1
+
+
+def test_a_forked_child_is_warned_of_shared_tensors_when_it_makes_an_engine():
     code = (
         FORK
         + """
 engine = Engine()
-def child():
-    pass
-assert in_child(child) == 0
-print("quiet")
 tensor = engine.empty(100, "uint8")
+def child():
+    sys.stderr.write("quiet\\n")
+    for _ in range(2):
+        Engine().close()
 assert in_child(child) == 0
 """
     )
-    status, out, err = run(code)
-    assert (status, out) == (0, ["quiet"])
-    assert err.count("RuntimeWarning: this process was forked") == 1
+    status, _, err = run(code)
+    assert status == 0
+    assert err.startswith("quiet\n")
+    assert err.count(WARNED) == 1
+
+
+def test_a_child_that_runs_another_program_is_not_warned_of_shared_tensors():
+    """subprocess forks with Python's hooks where it is given a preexec_fn."""
+    code = (
+        FORK
+        + """
+import multiprocessing.util, subprocess
+engine = Engine()
+tensor = engine.empty(100, "uint8")
+print(subprocess.run(["true"], preexec_fn=lambda: None).returncode)
+assert in_child(lambda: os.execvp("true", ["true"])) == 0
+"""
+    )
+    assert run(code) == (0, ["0"], "")
 
 
 def test_tensors_of_the_parent_die_quietly_in_the_child():

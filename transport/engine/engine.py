@@ -10,6 +10,7 @@ import dataclasses
 import os
 import signal
 import socket
+import sys
 import threading
 import warnings
 from functools import partial
@@ -90,6 +91,7 @@ class Engine(Handle):
         )
         self._open()
         _living.add(self._core)
+        _warn_of_sharing()
 
     # --------------------------------------------------------------------------------------- facts
     @property
@@ -448,16 +450,30 @@ def _close_all() -> None:
         return
 
 
+_sharing = False
+"""This process was forked from one with tensors in shared memory, and has not been warned."""
+
+
 def _after_fork_in_child() -> None:
     """The engines here belong to the parent: nothing of C may be touched, closed or freed."""
-    shared = any(core.pool.used_bytes for core in _living)
+    global _sharing
+    _sharing = any(core.pool.used_bytes for core in _living)
     _living.clear()
-    if shared:
+    # Most children run another program at once. One of multiprocessing goes on with our objects.
+    util = sys.modules.get("multiprocessing.util")
+    if _sharing and util is not None:
+        util.register_after_fork(_living, lambda _: _warn_of_sharing())
+
+
+def _warn_of_sharing() -> None:
+    global _sharing
+    if _sharing:
+        _sharing = False
         warnings.warn(
             "this process was forked from one whose tensors lie in shared memory: writing to them"
             " here changes the parent's; use the spawn start method",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
 
 
