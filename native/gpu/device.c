@@ -70,6 +70,23 @@ void tn_gpu_leave(struct tn_gpu_scope *scope)
     scope->entered = 0;
 }
 
+static int enter_any(struct tn_gpu *gpu, struct tn_gpu_scope *scope)
+{
+    for (int device = 0; device < gpu->facts.devices; device++)
+        if (gpu->way->enter(gpu, device, false, scope) == TN_OK)
+            return TN_OK;
+    return tn_gpu_enter(0, true, scope);
+}
+
+int tn_gpu_begin(int device, struct tn_gpu **gpu, struct tn_gpu_scope *scope)
+{
+    int status = device == TN_GPU_ANYWHERE ? tn_gpu_get(gpu) : tn_gpu_get_for(device, gpu);
+    if (status != TN_OK)
+        return status;
+    return device == TN_GPU_ANYWHERE ? enter_any(*gpu, scope)
+                                     : (*gpu)->way->enter(*gpu, device, true, scope);
+}
+
 int tn_gpu_peer_access(int device, int peer)
 {
     struct tn_gpu *gpu;

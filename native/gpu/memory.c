@@ -141,126 +141,50 @@ void tn_gpu_dmabuf_close(int fd)
 
 int tn_gpu_ipc_export(uint64_t address, struct tn_gpu_ipc *out)
 {
-    struct tn_gpu *gpu;
-    CUipcMemHandle handle = {{0}};
-    _Static_assert(sizeof(handle) == sizeof(*out), "a handle as the driver makes it");
+    CUipcMemHandle *handle = (void *)out;
+    _Static_assert(sizeof(*handle) == sizeof(*out), "a handle as the driver makes it");
     struct tn_gpu_pointer pointer;
-    struct tn_gpu_scope scope;
-    int status = tn_gpu_get(&gpu);
-    if (status == TN_OK)
-        status = tn_gpu_pointer(address, &pointer);
-    if (status == TN_OK && pointer.kind != TN_GPU_DEVICE)
-        return tn_fail(TN_INVALID, "0x%llx is no device memory", (unsigned long long)address);
-    if (status == TN_OK)
-        status = tn_gpu_enter(pointer.device, true, &scope);
-    if (status != TN_OK)
-        return status;
-    status = TN_GPU_CALL(gpu, ipc_export, &handle, address);
-    tn_gpu_leave(&scope);
-    if (status == TN_OK)
-        __builtin_memcpy(out->bytes, handle.reserved, sizeof(out->bytes));
-    return status;
+    int found = tn_gpu_pointer(address, &pointer);
+    if (found == TN_OK && pointer.kind != TN_GPU_DEVICE)
+        found = tn_fail(TN_INVALID, "0x%llx is no device memory", (unsigned long long)address);
+    if (found != TN_OK)
+        return found;
+    TN_GPU_WITHIN(pointer.device, gpu, TN_GPU_CALL(gpu, ipc_export, handle, address));
 }
 
 int tn_gpu_ipc_open(int device, const struct tn_gpu_ipc *ipc, uint64_t *address)
 {
-    struct tn_gpu *gpu;
-    struct tn_gpu_scope scope;
     CUipcMemHandle handle;
-    uint64_t found = 0;
-    int status = tn_gpu_get_for(device, &gpu);
-    if (status == TN_OK)
-        status = tn_gpu_enter(device, true, &scope);
-    if (status != TN_OK)
-        return status;
     __builtin_memcpy(handle.reserved, ipc->bytes, sizeof(handle.reserved));
-    status = TN_GPU_CALL(gpu, ipc_open, &found, handle, gpu->way->ipc_flag(gpu));
-    tn_gpu_leave(&scope);
-    if (status == TN_OK)
-        *address = found;
-    return status;
+    TN_GPU_WITHIN(device, gpu,
+                  TN_GPU_CALL(gpu, ipc_open, address, handle, gpu->way->ipc_flag(gpu)));
 }
 
 int tn_gpu_ipc_close(int device, uint64_t address)
 {
-    struct tn_gpu *gpu;
-    struct tn_gpu_scope scope;
-    int status = tn_gpu_get_for(device, &gpu);
-    if (status == TN_OK)
-        status = tn_gpu_enter(device, true, &scope);
-    if (status != TN_OK)
-        return status;
-    status = TN_GPU_CALL(gpu, ipc_close, address);
-    tn_gpu_leave(&scope);
-    return status;
-}
-
-/* Any context will do, for the memory is for all devices; one that is there already if possible. */
-static int enter_any(const struct tn_gpu *gpu, struct tn_gpu_scope *scope)
-{
-    for (int device = 0; device < gpu->facts.devices; device++)
-        if (tn_gpu_enter(device, false, scope) == TN_OK)
-            return TN_OK;
-    return tn_gpu_enter(0, true, scope);
+    TN_GPU_WITHIN(device, gpu, TN_GPU_CALL(gpu, ipc_close, address));
 }
 
 int tn_gpu_pinned_alloc(uint64_t bytes, void **out)
 {
-    struct tn_gpu *gpu;
-    struct tn_gpu_scope scope;
-    void *made = NULL;
-    int status = tn_gpu_get(&gpu);
-    if (status == TN_OK)
-        status = enter_any(gpu, &scope);
-    if (status != TN_OK)
-        return status;
-    status = TN_GPU_CALL(gpu, pinned_alloc, &made, bytes, CU_MEMHOSTALLOC_PORTABLE);
-    tn_gpu_leave(&scope);
-    if (status == TN_OK)
-        *out = made;
-    return status;
+    TN_GPU_WITHIN(TN_GPU_ANYWHERE, gpu,
+                  TN_GPU_CALL(gpu, pinned_alloc, out, bytes, CU_MEMHOSTALLOC_PORTABLE));
 }
 
 int tn_gpu_pinned_free(void *address)
 {
-    struct tn_gpu *gpu;
-    struct tn_gpu_scope scope;
-    int status = tn_gpu_get(&gpu);
-    if (status == TN_OK)
-        status = enter_any(gpu, &scope);
-    if (status != TN_OK)
-        return status;
-    status = TN_GPU_CALL(gpu, pinned_free, address);
-    tn_gpu_leave(&scope);
-    return status;
+    TN_GPU_WITHIN(TN_GPU_ANYWHERE, gpu, TN_GPU_CALL(gpu, pinned_free, address));
 }
 
 int tn_gpu_host_register(void *address, uint64_t bytes)
 {
-    struct tn_gpu *gpu;
-    struct tn_gpu_scope scope;
-    int status = tn_gpu_get(&gpu);
-    if (status == TN_OK)
-        status = enter_any(gpu, &scope);
-    if (status != TN_OK)
-        return status;
-    status = TN_GPU_CALL(gpu, host_register, address, bytes, CU_MEMHOSTREGISTER_PORTABLE);
-    tn_gpu_leave(&scope);
-    return status;
+    TN_GPU_WITHIN(TN_GPU_ANYWHERE, gpu,
+                  TN_GPU_CALL(gpu, host_register, address, bytes, CU_MEMHOSTREGISTER_PORTABLE));
 }
 
 int tn_gpu_host_unregister(void *address)
 {
-    struct tn_gpu *gpu;
-    struct tn_gpu_scope scope;
-    int status = tn_gpu_get(&gpu);
-    if (status == TN_OK)
-        status = enter_any(gpu, &scope);
-    if (status != TN_OK)
-        return status;
-    status = TN_GPU_CALL(gpu, host_unregister, address);
-    tn_gpu_leave(&scope);
-    return status;
+    TN_GPU_WITHIN(TN_GPU_ANYWHERE, gpu, TN_GPU_CALL(gpu, host_unregister, address));
 }
 
 /* ---- what an address is */

@@ -2,75 +2,59 @@
 #include "base/status.h"
 #include "gpu/platform.h"
 
-/* Does one thing with the device current. */
-#define WITHIN(device, gpu, call)                                  \
-    do {                                                           \
-        struct tn_gpu *gpu;                                        \
-        struct tn_gpu_scope scope;                                 \
-        int status = tn_gpu_get_for(device, &(gpu));               \
-        if (status == TN_OK)                                       \
-            status = (gpu)->way->enter(gpu, device, true, &scope); \
-        if (status != TN_OK)                                       \
-            return status;                                         \
-        status = call;                                             \
-        if (scope.entered)                                         \
-            (gpu)->way->leave(gpu, &scope);                        \
-        return status;                                             \
-    } while (0)
-
 int tn_gpu_stream_open(int device, void **stream)
 {
-    WITHIN(device, gpu, TN_GPU_CALL(gpu, stream_open, stream, CU_STREAM_NON_BLOCKING));
+    TN_GPU_WITHIN(device, gpu, TN_GPU_CALL(gpu, stream_open, stream, CU_STREAM_NON_BLOCKING));
 }
 
 int tn_gpu_stream_close(int device, void *stream)
 {
-    WITHIN(device, gpu, TN_GPU_CALL(gpu, stream_close, stream));
+    TN_GPU_WITHIN(device, gpu, TN_GPU_CALL(gpu, stream_close, stream));
 }
 
 int tn_gpu_event_open(int device, void **event)
 {
-    WITHIN(device, gpu, TN_GPU_CALL(gpu, event_open, event, CU_EVENT_DISABLE_TIMING));
+    TN_GPU_WITHIN(device, gpu, TN_GPU_CALL(gpu, event_open, event, CU_EVENT_DISABLE_TIMING));
 }
 
 int tn_gpu_event_close(int device, void *event)
 {
-    WITHIN(device, gpu, TN_GPU_CALL(gpu, event_close, event));
+    TN_GPU_WITHIN(device, gpu, TN_GPU_CALL(gpu, event_close, event));
 }
 
 int tn_gpu_event_record(int device, void *event, void *stream)
 {
-    WITHIN(device, gpu, TN_GPU_CALL(gpu, event_record, event, stream));
+    TN_GPU_WITHIN(device, gpu, TN_GPU_CALL(gpu, event_record, event, stream));
 }
 
 int tn_gpu_event_query(int device, void *event)
 {
-    WITHIN(device, gpu, TN_GPU_CALL(gpu, event_query, event));
+    TN_GPU_WITHIN(device, gpu, TN_GPU_CALL(gpu, event_query, event));
 }
 
 int tn_gpu_event_wait(int device, void *event)
 {
-    WITHIN(device, gpu, TN_GPU_CALL(gpu, event_wait, event));
+    TN_GPU_WITHIN(device, gpu, TN_GPU_CALL(gpu, event_wait, event));
 }
 
 int tn_gpu_stream_wait(int device, void *stream, void *event)
 {
-    WITHIN(device, gpu, TN_GPU_CALL(gpu, stream_wait, stream, event, 0));
+    TN_GPU_WITHIN(device, gpu, TN_GPU_CALL(gpu, stream_wait, stream, event, 0));
 }
 
 int tn_gpu_stream_wait_word(int device, void *stream, uint64_t address, uint32_t least)
 {
-    WITHIN(device, gpu, gpu->way->wait_word(gpu, stream, address, least));
+    TN_GPU_WITHIN(device, gpu, gpu->way->wait_word(gpu, stream, address, least));
 }
 
 int tn_gpu_copy(int device, void *stream, uint64_t to, uint64_t from, uint64_t bytes)
 {
-    WITHIN(device, gpu, gpu->way->copy(gpu, stream, to, from, bytes));
+    TN_GPU_WITHIN(device, gpu, gpu->way->copy(gpu, stream, to, from, bytes));
 }
 
 int tn_gpu_then(int device, void *stream, void (*call)(void *), void *context)
 {
-    WITHIN(device, gpu, gpu->way->then(gpu, stream, call, context));
+    TN_GPU_WITHIN(device, gpu, gpu->way->then(gpu, stream, call, context));
 }
 
 int tn_gpu_sync_memops(uint64_t address)
@@ -85,5 +69,5 @@ int tn_gpu_sync_memops(uint64_t address)
 
 int tn_gpu_flush_writes(int device)
 {
-    WITHIN(device, gpu, gpu->way->flush(gpu, device));
+    TN_GPU_WITHIN(device, gpu, gpu->way->flush(gpu, device));
 }

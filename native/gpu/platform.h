@@ -72,4 +72,21 @@ int tn_gpu_lacks(const struct tn_gpu *gpu, size_t offset);
          ? tn_gpu_checked(gpu, offsetof(struct tn_gpu_lib, field), (gpu)->lib.field(__VA_ARGS__)) \
          : tn_gpu_lacks(gpu, offsetof(struct tn_gpu_lib, field)))
 
+/* The driver, with the device current, or anywhere: with any context (for memory that is for all
+ * devices), one that is there already if possible. After TN_OK tn_gpu_leave is due. */
+enum { TN_GPU_ANYWHERE = -1 };
+int tn_gpu_begin(int device, struct tn_gpu **gpu, struct tn_gpu_scope *scope);
+/* Does one thing there, and returns its status from the function. */
+#define TN_GPU_WITHIN(device, gpu, call)                 \
+    do {                                                 \
+        struct tn_gpu *gpu;                              \
+        struct tn_gpu_scope scope;                       \
+        int status = tn_gpu_begin(device, &gpu, &scope); \
+        if (status != TN_OK)                             \
+            return status;                               \
+        status = call;                                   \
+        tn_gpu_leave(&scope);                            \
+        return status;                                   \
+    } while (0)
+
 #endif
