@@ -18,28 +18,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
-import subprocess
-import tempfile
-from collections import Counter
-from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parents[2]
-_BUILD = _ROOT / "build/native/bench"
-_PROGRAM = _BUILD / "bench/bench_submit"
-_ENVIRONMENT = {**os.environ, "TN_FAKES": str(_BUILD / "fakes")}
+from benchmarks.micro.programs import build, instructions, run
+
+_PROGRAM = "bench_submit"
 _CALLGRIND_ROUNDS = 4
-_NAME = re.compile(r"^(fl|fi|fe|fn|cfn|cfi|cfl)=\((\d+)\)(?: (.*))?")
 
 
 def measure(rounds: int) -> dict[str, Any]:
     """All stages; builds the program first."""
-    subprocess.run(["make", "-C", str(_ROOT / "native"), "bench"], check=True, capture_output=True)
-    report: dict[str, Any] = json.loads(_run([str(_PROGRAM), str(rounds)]))
+    build()
+    report: dict[str, Any] = json.loads(run(_PROGRAM, str(rounds)))
     for stage, found in report["per_descriptor"].items():
-        counts = _instructions(stage)
+        counts = instructions(_PROGRAM, str(_CALLGRIND_ROUNDS), stage, collect_in=f"stage_{stage}")
         runs = report["descriptors"] * (_CALLGRIND_ROUNDS + 1)  # and one to warm up
         found["instructions"] = round(sum(counts.values()) / runs, 1)
         found["by_file"] = {
@@ -48,41 +40,6 @@ def measure(rounds: int) -> dict[str, Any]:
             if count / runs >= 1
         }
     return report
-
-
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=_ENVIRONMENT)
-    return done.stdout
-
-
-def _instructions(stage: str) -> Counter[str]:
-    """By the name of the source file, the stage's own and all that it calls."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "callgrind.out"
-        options = ["--collect-atstart=no", f"--toggle-collect=stage_{stage}"]
-        valgrind = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", *options]
-        _run([*valgrind, str(_PROGRAM), str(_CALLGRIND_ROUNDS), stage])
-        return _self_costs(out.read_text().splitlines())
-
-
-def _self_costs(lines: list[str]) -> Counter[str]:
-    """Of callgrind's format (valgrind manual, "Callgrind Format Specification")."""
-    names: dict[str, str] = {}
-    counts: Counter[str] = Counter()
-    file, called = "", False
-    for line in lines:
-        if match := _NAME.match(line):
-            kind, number, name = match.groups()
-            if kind not in ("fn", "cfn"):
-                if name is not None:
-                    names[number] = Path(name).name
-                file = names[number] if kind in ("fl", "fi", "fe") else file
-        elif line.startswith("calls="):
-            called = True  # the next line is the callee's cost
-        elif line[:1] in "+-*0123456789" and len(words := line.split()) == 2:
-            counts[file] += 0 if called else int(words[1])
-            called = False
-    return counts
 
 
 def main() -> None:

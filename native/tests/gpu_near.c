@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "tests/check.h"
+#include "tests/gpu_double.h"
 
 struct tn_region *gpu_near_open(struct gpu_pair *pair, enum gpu_memory kind, int device,
                                 uint64_t bytes, struct gpu_owned *out)
@@ -39,6 +40,26 @@ int gpu_far_close(struct gpu_pair *pair, uint32_t index)
     if (status == TN_OK)
         gpu_ask(pair, (struct gpu_request){.command = GPU_FREE, .index = index});
     return status;
+}
+
+void gpu_expect(struct tn_transfer *transfer, int status, const char *path)
+{
+    struct tn_result result;
+    int got = gpu_end(transfer, &result);
+    CHECK_TEXT(got == status, result.text);
+    if (status == TN_OK)
+        CHECK_TEXT(result.provider == TN_PROVIDER_GPU_IPC && !strcmp(result.path, path),
+                   result.path);
+}
+
+void gpu_nothing_left(struct gpu_pair *pair)
+{
+    static const char *const counters[] = {"physical", "handles", "reservations", "mappings",
+                                           "ipc_opened"};
+    for (size_t i = 0; i < sizeof(counters) / sizeof(*counters); i++) {
+        CHECK_TEXT(gpu_get(counters[i]) == 0, counters[i]);
+        CHECK_TEXT(gpu_far_count(pair, counters[i]) == 0, counters[i]);
+    }
 }
 
 void gpu_refused(struct tn_transfer *transfer, int status, const char *why)

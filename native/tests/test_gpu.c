@@ -160,7 +160,7 @@ static bool makes_dmabufs(void)
     return facts->platform == TN_GPU_CUDA || facts->version >= 50700000;
 }
 
-/* M#3769, Mooncake#751: what a version has is found out, not assumed. */
+/* Mooncake#751, Mooncake#2225: what a version has is found out, not assumed. */
 static void test_dmabuf_is_told(void)
 {
     struct tn_gpu_device_facts device;

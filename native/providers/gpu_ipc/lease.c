@@ -8,21 +8,16 @@
 #include "base/status.h"
 #include "providers/gpu_ipc/link.h"
 
-#define REFUSALS_KEPT 1024 /* so that a path that is closed is not tried again each time */
-
-static struct tn_list *bucket(struct tn_ipc_link *link, uint64_t number)
-{
-    return &link->leases[number % TN_IPC_BUCKETS];
-}
+#define MAX_REFUSALS_KEPT 1024 /* so that a path that is closed is not tried again each time */
 
 struct tn_ipc_lease *tn_ipc_lease_find(struct tn_ipc_link *link, const struct tn_remote *remote,
                                        int wish)
 {
-    struct tn_list *head = bucket(link, remote->number);
-    for (struct tn_list *node = head->next; node != head; node = node->next) {
-        struct tn_ipc_lease *lease = tn_container(node, struct tn_ipc_lease, node);
-        if (lease->number == remote->number && lease->generation == remote->generation &&
-            lease->wish == wish && !memcmp(lease->key, remote->key, sizeof(lease->key)))
+    struct tn_index_node *node = tn_index_find(&link->by_number, remote->number);
+    for (; node; node = tn_index_next(node)) {
+        struct tn_ipc_lease *lease = tn_container(node, struct tn_ipc_lease, by_number);
+        if (lease->generation == remote->generation && lease->wish == wish &&
+            !memcmp(lease->key, remote->key, sizeof(lease->key)))
             return lease;
     }
     return NULL;
@@ -37,6 +32,8 @@ const char *tn_ipc_lease_path(const struct tn_ipc_lease *lease)
 /* ---- asking ---------------------------------------------------------------------------------- */
 static void send_ask(struct tn_ipc_link *link, struct tn_ipc_lease *lease)
 {
+    lease->id = ++link->last_lease;
+    tn_index_add(&link->by_id, &lease->by_id, lease->id);
     struct tn_ipc_ask ask = {.head = {.type = TN_IPC_ASK, .lease = lease->id},
                              .number = lease->number,
                              .generation = lease->generation};
@@ -51,12 +48,12 @@ int tn_ipc_lease_ask(struct tn_ipc_link *link, const struct tn_remote *remote, i
     struct tn_ipc_lease *lease = calloc(1, sizeof(*lease));
     if (!lease)
         return tn_fail(TN_NOMEM, "no memory for a lease");
-    lease->id = ++link->last_lease;
     lease->number = remote->number;
     lease->generation = remote->generation;
     memcpy(lease->key, remote->key, sizeof(lease->key));
     lease->wish = wish;
-    tn_list_append(bucket(link, lease->number), &lease->node);
+    tn_list_append(&link->leases, &lease->node);
+    tn_index_add(&link->by_number, &lease->by_number, lease->number);
     tn_list_append(&link->pending, &lease->pending);
     if (link->asking < TN_IPC_MAX_ASKS)
         send_ask(link, lease);
@@ -77,25 +74,34 @@ static void say(struct tn_ipc_link *link, const struct tn_ipc_lease *lease, enum
     tn_ipc_post(link, &message, sizeof(message));
 }
 
+/* What cannot be had at all is remembered. What was short for a moment, or failed, is asked for
+ * again by the next transfer. */
 static void refuse(struct tn_ipc_link *link, struct tn_ipc_lease *lease, int status,
                    const char *text)
 {
     settle(link, lease);
+    tn_index_remove(&link->by_id, &lease->by_id);
     lease->state = TN_IPC_REFUSED;
     lease->status = status;
     snprintf(lease->text, sizeof(lease->text), "%s", text);
-    link->refused++;
+    bool lasts = status == TN_NO_PATH || status == TN_UNAVAILABLE;
+    if (lasts && link->refusals_kept < MAX_REFUSALS_KEPT)
+        link->refusals_kept++;
+    else
+        tn_list_append(&link->passing, &lease->pending);
 }
 
 /* ---- what the owner says --------------------------------------------------------------------- */
-static struct tn_ipc_lease *find_pending(struct tn_ipc_link *link, uint64_t id)
+static struct tn_ipc_lease *find_id(const struct tn_ipc_link *link, uint64_t id)
 {
-    for (struct tn_list *node = link->pending.next; node != &link->pending; node = node->next) {
-        struct tn_ipc_lease *lease = tn_container(node, struct tn_ipc_lease, pending);
-        if (lease->id == id && lease->state == TN_IPC_ASKED)
-            return lease;
-    }
-    return NULL;
+    struct tn_index_node *node = tn_index_find(&link->by_id, id);
+    return node ? tn_container(node, struct tn_ipc_lease, by_id) : NULL;
+}
+
+static struct tn_ipc_lease *find_asked(const struct tn_ipc_link *link, uint64_t id)
+{
+    struct tn_ipc_lease *lease = find_id(link, id);
+    return lease && lease->state == TN_IPC_ASKED ? lease : NULL;
 }
 
 static bool begin_parts(struct tn_ipc_lease *lease, const struct tn_ipc_lease_message *message)
@@ -113,7 +119,7 @@ static bool begin_parts(struct tn_ipc_lease *lease, const struct tn_ipc_lease_me
 
 void tn_ipc_lease_come(struct tn_ipc_link *link, const struct tn_ipc_lease_message *message)
 {
-    struct tn_ipc_lease *lease = find_pending(link, message->head.lease);
+    struct tn_ipc_lease *lease = find_asked(link, message->head.lease);
     if (!lease)
         return; /* revoked meanwhile */
     uint32_t count = message->head.count;
@@ -135,31 +141,27 @@ void tn_ipc_lease_come(struct tn_ipc_link *link, const struct tn_ipc_lease_messa
 
 void tn_ipc_lease_refused(struct tn_ipc_link *link, const struct tn_ipc_refuse *message)
 {
-    struct tn_ipc_lease *lease = find_pending(link, message->head.lease);
+    struct tn_ipc_lease *lease = find_asked(link, message->head.lease);
     if (lease)
         refuse(link, lease, message->status, message->text);
 }
 
-static struct tn_ipc_lease *find_id(struct tn_ipc_link *link, uint64_t id)
+static void unindex(struct tn_ipc_link *link, struct tn_ipc_lease *lease)
 {
-    for (int i = 0; i < TN_IPC_BUCKETS; i++)
-        for (struct tn_list *node = link->leases[i].next; node != &link->leases[i];
-             node = node->next) {
-            struct tn_ipc_lease *lease = tn_container(node, struct tn_ipc_lease, node);
-            if (lease->id == id)
-                return lease;
-        }
-    return NULL;
+    tn_index_remove(&link->by_number, &lease->by_number);
+    if (lease->state != TN_IPC_WANTED && lease->state != TN_IPC_REFUSED)
+        tn_index_remove(&link->by_id, &lease->by_id);
 }
 
 /* From now on nobody finds it: what has not begun is stale. */
 void tn_ipc_lease_revoke(struct tn_ipc_link *link, uint64_t id)
 {
     struct tn_ipc_lease *lease = find_id(link, id);
-    if (!lease || lease->state == TN_IPC_REFUSED)
+    if (!lease)
         return; /* given back already, for which the owner has been told */
     settle(link, lease);
     lease->revoked = true;
+    unindex(link, lease);
     tn_list_remove(&lease->node);
     tn_list_append(&link->retiring, &lease->node);
 }
@@ -209,7 +211,7 @@ static void advance(struct tn_ipc_link *link, struct tn_ipc_lease *lease, struct
     }
     refuse(link, lease, status, text);
     say(link, lease, TN_IPC_RELEASED);
-    tn_ipc_mappings_leave(lease, unused);
+    tn_ipc_mappings_leave(link, lease, unused);
 }
 
 static void advance_pending(struct tn_ipc_link *link)
@@ -250,7 +252,7 @@ static void retire(struct tn_ipc_link *link)
         pthread_mutex_lock(&link->lock);
         struct tn_ipc_lease *lease = take_retired(link);
         if (lease)
-            tn_ipc_mappings_leave(lease, &unused);
+            tn_ipc_mappings_leave(link, lease, &unused);
         pthread_mutex_unlock(&link->lock);
         if (!lease)
             return;
@@ -271,41 +273,31 @@ void tn_ipc_leases_advance(struct tn_ipc_link *link)
     retire(link);
 }
 
-/* What cannot be had at all is remembered. What was short for a moment, or failed, is asked for
- * again by the next transfer. */
-static bool worth_keeping(const struct tn_ipc_link *link, const struct tn_ipc_lease *lease)
-{
-    return (lease->status == TN_NO_PATH || lease->status == TN_UNAVAILABLE) &&
-           link->refused <= REFUSALS_KEPT;
-}
-
 void tn_ipc_leases_forget(struct tn_ipc_link *link)
 {
-    struct tn_list *next;
+    struct tn_list *node;
     pthread_mutex_lock(&link->lock);
-    bool some = link->refused && tn_list_empty(&link->waiting); /* who waits is to see them */
-    for (int i = 0; some && i < TN_IPC_BUCKETS; i++)
-        for (struct tn_list *node = link->leases[i].next; node != &link->leases[i]; node = next) {
-            struct tn_ipc_lease *lease = tn_container(node, struct tn_ipc_lease, node);
-            next = node->next;
-            if (lease->state != TN_IPC_REFUSED || worth_keeping(link, lease))
-                continue;
-            tn_list_remove(node);
-            link->refused--;
-            free_lease(lease);
-        }
+    /* Who waits is to see them. */
+    while (tn_list_empty(&link->waiting) && (node = tn_list_take_first(&link->passing))) {
+        struct tn_ipc_lease *lease = tn_container(node, struct tn_ipc_lease, pending);
+        tn_list_remove(&lease->node);
+        unindex(link, lease);
+        free_lease(lease);
+    }
     pthread_mutex_unlock(&link->lock);
 }
 
 /* ---- the end --------------------------------------------------------------------------------- */
 /* Called with the lock held. */
-static void take_all(struct tn_list *leases, struct tn_list *unused)
+static void take_all(struct tn_ipc_link *link, struct tn_list *leases, struct tn_list *unused)
 {
     struct tn_list *node;
     while ((node = tn_list_take_first(leases))) {
         struct tn_ipc_lease *lease = tn_container(node, struct tn_ipc_lease, node);
         tn_list_remove(&lease->pending);
-        tn_ipc_mappings_leave(lease, unused);
+        if (!lease->revoked)
+            unindex(link, lease);
+        tn_ipc_mappings_leave(link, lease, unused);
         free_lease(lease);
     }
 }
@@ -318,11 +310,10 @@ void tn_ipc_leases_close(struct tn_ipc_link *link)
     tn_list_init(&unused);
     pthread_mutex_lock(&link->lock);
     bool over = link->closed && !link->copies;
-    for (int i = 0; over && i < TN_IPC_BUCKETS; i++)
-        take_all(&link->leases[i], &unused);
     if (over) {
-        take_all(&link->retiring, &unused);
-        tn_list_splice(&unused, &link->mappings); /* those that never came */
+        take_all(link, &link->leases, &unused);
+        take_all(link, &link->retiring, &unused);
+        tn_ipc_mappings_leave_all(link, &unused); /* those that never came */
     }
     int life = over ? link->life[1] : -1;
     if (over)

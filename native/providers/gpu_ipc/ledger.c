@@ -21,6 +21,7 @@ struct loan {
 
 struct grant {
     struct tn_list node;
+    struct tn_index_node by_lease, by_number;
     uint64_t lease, number; /* the peer's, the region's */
     bool taken, revoked;
     struct tn_ipc_part *parts;
@@ -50,11 +51,8 @@ static bool is_gone(struct tn_guard *guard)
 
 static bool is_granted(struct tn_ipc_ledger *ledger, uint64_t number)
 {
-    bool found = false;
     pthread_mutex_lock(&ledger->lock);
-    struct tn_list *node = ledger->grants.next;
-    for (; node != &ledger->grants && !found; node = node->next)
-        found = tn_container(node, struct grant, node)->number == number;
+    bool found = tn_index_find(&ledger->by_number, number) != NULL;
     pthread_mutex_unlock(&ledger->lock);
     return found;
 }
@@ -89,6 +87,8 @@ static void free_ledger(struct tn_guard *guard)
     struct tn_list *node;
     while ((node = tn_list_take_first(&ledger->grants)))
         free_grant(ledger, tn_container(node, struct grant, node));
+    tn_index_fini(&ledger->by_lease);
+    tn_index_fini(&ledger->by_number);
     close(ledger->life);
     if (ledger->pidfd >= 0)
         close(ledger->pidfd);
@@ -278,7 +278,8 @@ static int enter(struct tn_ipc_link *link, struct grant *grant, struct tn_region
             tn_fail(TN_STALE, "region %llu was closed", (unsigned long long)region->remote.number);
     } else {
         tn_list_append(&ledger->grants, &grant->node);
-        ledger->count++;
+        tn_index_add(&ledger->by_lease, &grant->by_lease, grant->lease);
+        tn_index_add(&ledger->by_number, &grant->by_number, grant->number);
         ledger->untaken++;
     }
     pthread_mutex_unlock(&ledger->lock);
@@ -311,19 +312,21 @@ static int grant_region(struct tn_ipc_link *link, const struct tn_ipc_ask *ask)
     return status;
 }
 
-/* An honest peer has few that it has not taken, and none twice. */
-static bool may_ask(struct tn_ipc_ledger *ledger)
+/* An honest peer has few that it has not taken, and numbers them one after another: so they have
+ * chains of their own in the index, too. */
+static bool may_ask(struct tn_ipc_ledger *ledger, uint64_t lease)
 {
     pthread_mutex_lock(&ledger->lock);
-    bool may = ledger->untaken < TN_IPC_MAX_ASKS && ledger->count < TN_IPC_MAX_LEASES;
+    bool may = ledger->untaken < TN_IPC_MAX_ASKS && ledger->by_lease.count < TN_IPC_MAX_LEASES &&
+               lease == ++ledger->asked;
     pthread_mutex_unlock(&ledger->lock);
     return may;
 }
 
 void tn_ipc_grant(struct tn_ipc_link *link, const struct tn_ipc_ask *ask)
 {
-    if (!may_ask(link->ledger)) {
-        tn_ipc_protocol(link, "the peer asks for more leases than it may");
+    if (!may_ask(link->ledger, ask->head.lease)) {
+        tn_ipc_protocol(link, "the peer asks for more leases than it may, or out of turn");
         return;
     }
     int status = grant_region(link, ask);
@@ -335,13 +338,8 @@ void tn_ipc_grant(struct tn_ipc_link *link, const struct tn_ipc_ask *ask)
 /* Called with the lock held. */
 static struct grant *find(struct tn_ipc_ledger *ledger, uint64_t lease)
 {
-    struct tn_list *node = ledger->grants.prev; /* most are looked for when they are new */
-    for (; node != &ledger->grants; node = node->prev) {
-        struct grant *grant = tn_container(node, struct grant, node);
-        if (grant->lease == lease)
-            return grant;
-    }
-    return NULL;
+    struct tn_index_node *node = tn_index_find(&ledger->by_lease, lease);
+    return node ? tn_container(node, struct grant, by_lease) : NULL;
 }
 
 static void mark_taken(struct tn_ipc_ledger *ledger, struct grant *grant)
@@ -369,7 +367,8 @@ void tn_ipc_grant_released(struct tn_ipc_link *link, uint64_t lease)
     if (grant) {
         mark_taken(ledger, grant);
         tn_list_remove(&grant->node);
-        ledger->count--;
+        tn_index_remove(&ledger->by_lease, &grant->by_lease);
+        tn_index_remove(&ledger->by_number, &grant->by_number);
     }
     pthread_mutex_unlock(&ledger->lock);
     if (grant)
@@ -379,14 +378,12 @@ void tn_ipc_grant_released(struct tn_ipc_link *link, uint64_t lease)
 bool tn_ipc_grants_revoke(struct tn_ipc_link *link, uint64_t number)
 {
     struct tn_ipc_ledger *ledger = link->ledger;
-    bool none = true;
     pthread_mutex_lock(&link->lock);
     pthread_mutex_lock(&ledger->lock);
-    for (struct tn_list *node = ledger->grants.next; node != &ledger->grants; node = node->next) {
-        struct grant *grant = tn_container(node, struct grant, node);
-        if (grant->number != number)
-            continue;
-        none = false;
+    struct tn_index_node *node = tn_index_find(&ledger->by_number, number);
+    bool none = !node;
+    for (; node; node = tn_index_next(node)) {
+        struct grant *grant = tn_container(node, struct grant, by_number);
         if (grant->revoked)
             continue;
         grant->revoked = true;

@@ -291,20 +291,14 @@ static void link_free(void *self)
 static void link_describe(void *self, char *text, size_t capacity)
 {
     struct tn_ipc_link *link = self;
-    uint64_t leases = 0, mappings = 0;
     pthread_mutex_lock(&link->lock);
-    for (int i = 0; i < TN_IPC_BUCKETS; i++)
-        for (struct tn_list *node = link->leases[i].next; node != &link->leases[i];
-             node = node->next)
-            leases++;
-    for (struct tn_list *node = link->mappings.next; node != &link->mappings; node = node->next)
-        mappings++;
+    uint64_t leases = link->by_number.count, mappings = link->by_part.count;
+    pthread_mutex_unlock(&link->lock);
     if (leases || mappings)
         snprintf(text, capacity, "gpu_ipc: %llu regions of the peer in %llu mappings\n",
                  (unsigned long long)leases, (unsigned long long)mappings);
     else if (capacity)
         text[0] = 0;
-    pthread_mutex_unlock(&link->lock);
 }
 
 static const struct tn_link_ops link_ops = {
@@ -326,13 +320,10 @@ static const struct tn_link_ops link_ops = {
 /* ---- coming to be ---------------------------------------------------------------------------- */
 static void init_lists(struct tn_ipc_link *link)
 {
-    for (int i = 0; i < TN_IPC_BUCKETS; i++)
-        tn_list_init(&link->leases[i]);
-    tn_list_init(&link->pending);
-    tn_list_init(&link->retiring);
-    tn_list_init(&link->mappings);
-    tn_list_init(&link->todo);
-    tn_list_init(&link->waiting);
+    struct tn_list *lists[] = {&link->leases,   &link->pending, &link->passing, &link->retiring,
+                               &link->mappings, &link->todo,    &link->coming,  &link->waiting};
+    for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++)
+        tn_list_init(lists[i]);
 }
 
 /* The peer sees by its end that nothing is mapped here any more: no forked child may hold it open.
@@ -414,6 +405,9 @@ void tn_ipc_link_close(struct tn_ipc_link *link)
     if (link->life[0] >= 0)
         close(link->life[0]);
     tn_flights_fini(&link->flights);
+    tn_index_fini(&link->by_number);
+    tn_index_fini(&link->by_id);
+    tn_index_fini(&link->by_part);
     pthread_mutex_destroy(&link->lock);
     free(link);
 }

@@ -2,20 +2,21 @@
 #ifndef TN_PROVIDERS_GPU_IPC_LINK_H
 #define TN_PROVIDERS_GPU_IPC_LINK_H
 
+#include "base/index.h"
 #include "gpu/gpu.h"
 #include "providers/flight.h"
 #include "providers/gpu_ipc/message.h"
 #include "providers/mail.h"
-
-#define TN_IPC_BUCKETS 1024
 
 /* Memory of the peer's that is mapped here, or about to be; shared by the leases of regions that
  * lie in it. */
 enum tn_ipc_mapping_state { TN_IPC_WAITS, TN_IPC_CAME, TN_IPC_MAPPED, TN_IPC_FAILED };
 struct tn_ipc_mapping {
     struct tn_list node; /* in link->mappings */
-    struct tn_list todo; /* in link->todo: its descriptor is to be asked for, or it to be mapped */
-    uint32_t users;      /* leases; 0: it is given up when its descriptor comes */
+    struct tn_list todo; /* in link->todo: its descriptor is to be asked for, or it to be mapped;
+                            in link->coming: its descriptor was asked for */
+    struct tn_index_node by_part; /* in link->by_part */
+    uint32_t users;               /* leases; 0: it is given up when its descriptor comes */
     enum tn_ipc_mapping_state state;
     struct tn_ipc_part part;
     int wish;   /* the device that it is wanted for; -1: its own */
@@ -35,8 +36,11 @@ enum tn_ipc_lease_state {
     TN_IPC_REFUSED
 };
 struct tn_ipc_lease {
-    struct tn_list node;    /* in its bucket; of one that was revoked, in link->retiring */
-    struct tn_list pending; /* in link->pending until it is ready or refused */
+    struct tn_list node;    /* in link->leases; of one that was revoked, in link->retiring */
+    struct tn_list pending; /* in link->pending until it is ready or refused; in link->passing if
+                               its refusal is to be forgotten */
+    struct tn_index_node by_number; /* in link->by_number until it is revoked */
+    struct tn_index_node by_id;     /* in link->by_id while the owner may speak of it */
     uint64_t id, number, generation;
     uint8_t key[TN_KEY_BYTES];
     int wish;
@@ -59,7 +63,9 @@ struct tn_ipc_ledger {
     struct tn_host *host;
     pthread_mutex_t lock;
     struct tn_list grants;
-    uint32_t count, untaken;
+    struct tn_index by_lease, by_number; /* the grants */
+    uint64_t asked;                      /* the peer's last lease */
+    uint32_t untaken;
     int life;  /* the read end of a pipe that the peer closes when it maps nothing any more */
     int pidfd; /* of the peer; -1: unknown */
     _Atomic bool gone;
@@ -74,12 +80,13 @@ struct tn_ipc_link {
     int life[2];          /* a pipe: the peer has the read end; -1 once closed, or given away */
     struct tn_ipc_ledger *ledger; /* owned by host->regions, once accepted */
 
-    pthread_mutex_t lock; /* all below */
-    struct tn_list leases[TN_IPC_BUCKETS];
-    struct tn_list pending, retiring; /* leases */
-    struct tn_list mappings, todo;
-    struct tn_list waiting; /* transfers that wait for leases; see survey */
-    uint32_t asking, refused;
+    pthread_mutex_t lock;                              /* all below */
+    struct tn_list leases, pending, passing, retiring; /* leases */
+    struct tn_index by_number, by_id;                  /* leases */
+    struct tn_list mappings, todo, coming;
+    struct tn_index by_part; /* mappings */
+    struct tn_list waiting;  /* transfers that wait for leases; see survey */
+    uint32_t asking, refusals_kept;
     uint64_t last_lease, copies;
     bool closed;
 };
@@ -98,12 +105,14 @@ void tn_ipc_device_name(const struct tn_gpu_device_facts *device, uint8_t name[1
 void tn_ipc_mapping_open(const struct tn_ipc_link *link, struct tn_ipc_mapping *mapping);
 void tn_ipc_mapping_close(struct tn_ipc_mapping *mapping); /* and frees it */
 
-/* mappings.c: those of a link; with the lock held, but advance. */
+/* mappings.c: those of a link; with the lock held where nothing else is said. */
 int tn_ipc_mappings_use(struct tn_ipc_link *link, struct tn_ipc_lease *lease);
 /* Lets go of the lease's; those that nobody uses any more go into `unused`, to be closed without
  * the lock. */
-void tn_ipc_mappings_leave(struct tn_ipc_lease *lease, struct tn_list *unused);
-void tn_ipc_mappings_close(struct tn_list *unused);
+void tn_ipc_mappings_leave(struct tn_ipc_link *link, struct tn_ipc_lease *lease,
+                           struct tn_list *unused);
+void tn_ipc_mappings_leave_all(struct tn_ipc_link *link, struct tn_list *unused);
+void tn_ipc_mappings_close(struct tn_list *unused); /* without the lock */
 /* Asks for descriptors, and maps what came. Without the lock, on the driving thread. */
 void tn_ipc_mappings_advance(struct tn_ipc_link *link);
 bool tn_ipc_mappings_segment(struct tn_ipc_link *link, uint32_t number, int fd);

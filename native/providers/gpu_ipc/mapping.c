@@ -19,7 +19,7 @@
 
 /* ---- legacy handles, each of which a process opens once -------------------------------------- */
 struct legacy {
-    struct tn_list node;
+    struct tn_index_node node;
     uint8_t handle[64];
     int device;
     uint64_t address;
@@ -27,12 +27,22 @@ struct legacy {
 };
 
 static pthread_mutex_t legacy_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct tn_list legacies = {&legacies, &legacies};
+static struct tn_index legacies;
+
+/* FNV-1a: what differs in a handle is the driver's business. */
+static uint64_t key_of(const uint8_t *handle)
+{
+    uint64_t key = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < sizeof(((struct legacy *)NULL)->handle); i++)
+        key = (key ^ handle[i]) * UINT64_C(0x100000001b3);
+    return key;
+}
 
 /* Called with the lock held. */
 static struct legacy *find_legacy(const uint8_t *handle, int device)
 {
-    for (struct tn_list *node = legacies.next; node != &legacies; node = node->next) {
+    struct tn_index_node *node = tn_index_find(&legacies, key_of(handle));
+    for (; node; node = tn_index_next(node)) {
         struct legacy *legacy = tn_container(node, struct legacy, node);
         if (legacy->device == device && !memcmp(legacy->handle, handle, sizeof(legacy->handle)))
             return legacy;
@@ -54,7 +64,7 @@ static int make_legacy(const uint8_t *handle, int device, struct legacy **out)
     }
     memcpy(legacy->handle, handle, sizeof(legacy->handle));
     legacy->device = device;
-    tn_list_append(&legacies, &legacy->node);
+    tn_index_add(&legacies, &legacy->node, key_of(handle));
     *out = legacy;
     return TN_OK;
 }
@@ -80,7 +90,7 @@ static void legacy_close(const uint8_t *handle, int device)
     struct legacy *legacy = find_legacy(handle, device);
     if (legacy && --legacy->users == 0) {
         tn_gpu_ipc_close(device, legacy->address);
-        tn_list_remove(&legacy->node);
+        tn_index_remove(&legacies, &legacy->node);
         free(legacy);
     }
     pthread_mutex_unlock(&legacy_lock);
@@ -183,17 +193,16 @@ static int device_of(const uint8_t wanted[16])
     return -1;
 }
 
-/* Another GPU reaches it over NVLink or PCIe, if the two can; else its own copies for it. */
+/* Another GPU reaches it over NVLink or PCIe, if the two can. If not, no stream may be given
+ * addresses of both: that is an error that the driver does not forget. */
 static int choose_device(struct tn_ipc_mapping *mapping)
 {
     int own = device_of(mapping->part.device);
     mapping->device = mapping->wish >= 0 ? mapping->wish : own;
-    if (own >= 0 && own != mapping->device && tn_gpu_peer_access(mapping->device, own) != TN_OK)
-        mapping->device = own;
-    if (mapping->device >= 0)
-        return TN_OK;
-    return tn_fail(TN_NO_PATH, "the peer's GPU is not visible in this process "
-                               "(CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES)");
+    if (mapping->device < 0)
+        return tn_fail(TN_NO_PATH, "the peer's GPU is not visible in this process "
+                                   "(CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES)");
+    return own < 0 || own == mapping->device ? TN_OK : tn_gpu_peer_access(mapping->device, own);
 }
 
 static int map_segment(struct tn_ipc_mapping *mapping)

@@ -18,11 +18,18 @@ static bool same(const struct tn_ipc_mapping *mapping, const struct tn_ipc_part 
            has->bytes == part->bytes && mapping->wish == wish;
 }
 
-static struct tn_ipc_mapping *find(struct tn_ipc_link *link, const struct tn_ipc_part *part,
+/* Of what `same` compares. */
+static uint64_t key_of(const struct tn_ipc_part *part)
+{
+    return part->base + 31 * (part->kind == TN_IPC_SEGMENT ? part->segment : part->buffer);
+}
+
+static struct tn_ipc_mapping *find(const struct tn_ipc_link *link, const struct tn_ipc_part *part,
                                    int wish)
 {
-    for (struct tn_list *node = link->mappings.next; node != &link->mappings; node = node->next) {
-        struct tn_ipc_mapping *mapping = tn_container(node, struct tn_ipc_mapping, node);
+    struct tn_index_node *node = tn_index_find(&link->by_part, key_of(part));
+    for (; node; node = tn_index_next(node)) {
+        struct tn_ipc_mapping *mapping = tn_container(node, struct tn_ipc_mapping, by_part);
         if (same(mapping, part, wish))
             return mapping;
     }
@@ -46,6 +53,7 @@ static struct tn_ipc_mapping *add(struct tn_ipc_link *link, const struct tn_ipc_
     mapping->state = needs_descriptor(mapping) ? TN_IPC_WAITS : TN_IPC_CAME;
     tn_list_append(&link->mappings, &mapping->node);
     tn_list_append(&link->todo, &mapping->todo);
+    tn_index_add(&link->by_part, &mapping->by_part, key_of(part));
     return mapping;
 }
 
@@ -64,8 +72,17 @@ int tn_ipc_mappings_use(struct tn_ipc_link *link, struct tn_ipc_lease *lease)
     return lease->mappings ? TN_OK : tn_fail(TN_NOMEM, "no memory for a mapping");
 }
 
+static void drop(struct tn_ipc_link *link, struct tn_ipc_mapping *mapping, struct tn_list *unused)
+{
+    tn_index_remove(&link->by_part, &mapping->by_part);
+    tn_list_remove(&mapping->todo);
+    tn_list_remove(&mapping->node);
+    tn_list_append(unused, &mapping->node);
+}
+
 /* One whose descriptor is on its way, or that is being mapped, waits for that. */
-void tn_ipc_mappings_leave(struct tn_ipc_lease *lease, struct tn_list *unused)
+void tn_ipc_mappings_leave(struct tn_ipc_link *link, struct tn_ipc_lease *lease,
+                           struct tn_list *unused)
 {
     for (uint64_t i = 0; lease->mappings && i < lease->total; i++) {
         struct tn_ipc_mapping *mapping = lease->mappings[i];
@@ -73,11 +90,16 @@ void tn_ipc_mappings_leave(struct tn_ipc_lease *lease, struct tn_list *unused)
             continue;
         if (mapping->state == TN_IPC_WAITS || mapping->state == TN_IPC_CAME)
             continue;
-        tn_list_remove(&mapping->node);
-        tn_list_append(unused, &mapping->node);
+        drop(link, mapping, unused);
     }
     free(lease->mappings);
     lease->mappings = NULL;
+}
+
+void tn_ipc_mappings_leave_all(struct tn_ipc_link *link, struct tn_list *unused)
+{
+    while (!tn_list_empty(&link->mappings))
+        drop(link, tn_container(link->mappings.next, struct tn_ipc_mapping, node), unused);
 }
 
 void tn_ipc_mappings_close(struct tn_list *unused)
@@ -102,10 +124,8 @@ static void map(struct tn_ipc_link *link, struct tn_ipc_mapping *mapping)
         tn_ipc_mapping_open(link, mapping);
     pthread_mutex_lock(&link->lock);
     mapping->state = wanted && mapping->status == TN_OK ? TN_IPC_MAPPED : TN_IPC_FAILED;
-    if (!mapping->users) {
-        tn_list_remove(&mapping->node);
-        tn_list_append(&unused, &mapping->node);
-    }
+    if (!mapping->users)
+        drop(link, mapping, &unused);
     pthread_mutex_unlock(&link->lock);
     tn_ipc_mappings_close(&unused);
 }
@@ -119,6 +139,8 @@ void tn_ipc_mappings_advance(struct tn_ipc_link *link)
             node ? tn_container(node, struct tn_ipc_mapping, todo) : NULL;
         bool waits = mapping && mapping->state == TN_IPC_WAITS;
         uint32_t number = mapping ? mapping->part.segment : 0;
+        if (waits)
+            tn_list_append(&link->coming, &mapping->todo);
         pthread_mutex_unlock(&link->lock);
         if (!mapping)
             return;
@@ -129,20 +151,27 @@ void tn_ipc_mappings_advance(struct tn_ipc_link *link)
     }
 }
 
+/* Called with the lock held. They come in the order in which they were asked for. */
+static struct tn_ipc_mapping *find_coming(const struct tn_ipc_link *link, uint32_t number)
+{
+    for (struct tn_list *node = link->coming.next; node != &link->coming; node = node->next) {
+        struct tn_ipc_mapping *mapping = tn_container(node, struct tn_ipc_mapping, todo);
+        if (mapping->part.segment == number)
+            return mapping;
+    }
+    return NULL;
+}
+
 bool tn_ipc_mappings_segment(struct tn_ipc_link *link, uint32_t number, int fd)
 {
-    bool taken = false;
     pthread_mutex_lock(&link->lock);
-    for (struct tn_list *node = link->mappings.next; node != &link->mappings && !taken;
-         node = node->next) {
-        struct tn_ipc_mapping *mapping = tn_container(node, struct tn_ipc_mapping, node);
-        if (mapping->state != TN_IPC_WAITS || mapping->part.segment != number)
-            continue;
+    struct tn_ipc_mapping *mapping = find_coming(link, number);
+    if (mapping) {
         mapping->state = TN_IPC_CAME;
         mapping->fd = fd;
+        tn_list_remove(&mapping->todo);
         tn_list_append(&link->todo, &mapping->todo);
-        taken = true;
     }
     pthread_mutex_unlock(&link->lock);
-    return taken;
+    return mapping;
 }
