@@ -61,8 +61,8 @@ static int find_rails(const struct tn_transfer *transfer, uint32_t *here, uint32
                       char *why, size_t capacity)
 {
     *here = *there = UINT32_MAX;
-    for (uint64_t i = 0; i < transfer->n_remotes; i++) {
-        *there &= remote_rails(&transfer->remotes[i]);
+    for (uint64_t i = 0; i < transfer->n_remotes; i++) { /* a region of no bytes has no keys */
+        *there &= transfer->remotes[i].length ? remote_rails(&transfer->remotes[i]) : UINT32_MAX;
         if (!*there)
             return refuse(why, capacity, "the peer has not registered region %llu for RDMA%s",
                           transfer->remotes[i].number, "");
@@ -70,7 +70,8 @@ static int find_rails(const struct tn_transfer *transfer, uint32_t *here, uint32
     if (transfer->unregistered)
         return refuse_local(NULL, transfer->op, why, capacity);
     for (uint64_t i = 0; i < transfer->n_regions; i++) {
-        *here &= local_rails(transfer->regions[i], transfer->op);
+        if (transfer->regions[i]->remote.length)
+            *here &= local_rails(transfer->regions[i], transfer->op);
         if (!*here)
             return refuse_local(transfer->regions[i], transfer->op, why, capacity);
     }
