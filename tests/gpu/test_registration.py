@@ -34,7 +34,7 @@ def pattern(count: int, seed: int = 1) -> bytes:
 def test_sub_allocations(
     gpu: GpuDouble, double: Double, engine: Callable[..., Engine], offset: int
 ):
-    """B12, M#4285: offset = address - base and iova = address, whatever the alignment."""
+    """B12, M#3759, M#4285, M#4562, mori#509: offset = address - base, iova = address, anywhere."""
     near, far = engine(), engine()
     base = gpu.alloc(2 * MIB)
     target = gpu.tensor(base + offset, (12,))
@@ -95,7 +95,7 @@ def test_the_descriptor_is_closed(
 def test_a_thousand_cycles_leave_nothing(
     gpu: GpuDouble, double: Double, engine: Callable[..., Engine], descriptors: Callable[[], int]
 ):
-    """B24: register and free."""
+    """B24, torchstore#64: register and free."""
     far = engine()
     names = ("physical", "handles", "mappings", "reservations")
 
@@ -136,6 +136,7 @@ def test_peer_memory_where_there_is_no_dmabuf(
 
 
 def test_when_both_rungs_fail(gpu: GpuDouble, double: Double, engine: Callable[..., Engine]):
+    """B14, M#3002, M#3810: each with its reason; an error only where there must be no other way."""
     prefers, requires = engine(), engine(gpu_direct="require")
     double.put("dmabuf_errno", 95)
     double.put("reg_errno", 14)  # EFAULT
@@ -216,7 +217,7 @@ def test_expandable_segments(gpu: GpuDouble, double: Double, engine: Callable[..
             host = bytearray(3000)
             near.read(region.remote()[offset : offset + 3000], into=host).wait(WAIT)
             assert bytes(host) == data[offset : offset + 3000]
-        # M#3805: what the allocator adds changes nothing of a region that is open.
+        # M#3769, M#3805: what the allocator adds changes nothing of a region that is open.
         segment.grow(2)
         near.read(region.remote()[:8], into=bytearray(8)).wait(WAIT)
         assert region.remote()._owner == native

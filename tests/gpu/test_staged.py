@@ -78,7 +78,7 @@ class TestOverTcp(_Rules):
         _DOUBLE.free(mine.data_ptr())
 
     def test_require_forbids_it(self, far: FarSide) -> None:
-        """K9: a typed error that says which setting is in the way."""
+        """B10, K9: a typed error that says which setting is in the way."""
         settings = Settings.from_env(**_DOUBLE.settings(), gpu_direct="require")
         theirs = far.make("x", 100)
         strict = Engine(settings=settings, providers=("tcp", "staged"))
