@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import os
-from pathlib import Path
 
 import pytest
 import rig
@@ -28,7 +27,6 @@ pytestmark = pytest.mark.usefixtures("on_b")
 WAIT = 60.0
 SIZE = 1 << 20
 _STAGED = (5 << 20) + 12_345  # several chunks, and a part of one
-_SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
 
 @pytest.fixture
@@ -84,12 +82,13 @@ def test_refused_by_the_kernel_it_goes_through_pinned_memory(hidden):
         TWO_HOSTS,
         far={**TWO_HOSTS.far, "settings": settings},
         prepare="import gpu_far; gpu_far.prepare(servant)",
-        environment={"TN_GPU_MEMORY": "vmm", "PYTHONPATH": str(_SUPPORT)},
+        environment={"TN_GPU_MEMORY": "vmm"},
     )
     with Engine(settings=settings) as engine, FarSide(far_way) as far:
         theirs = far.make("x", _STAGED, seed=9)
         mine = hidden.new((_STAGED,))
-        line = engine.register(mine).explain()[0]
+        with engine.register(mine) as region:
+            line = region.explain()[0]
         assert "as dma-buf: Operation not supported" in line, line
         assert "through peer memory" in line, line
         assert "Bad address" in line, line
