@@ -286,6 +286,11 @@ class Settings:
         "an actor that has not answered a call after this long hangs: the call fails and its "
         "process is ended; options(deadline=) for one call",
     )
+    spawn_deadline: float = _setting(
+        300.0,
+        kinds.FOREVER,
+        "an actor whose __init__ has not returned after this long hangs, as in a call",
+    )
     heartbeat: float = _setting(
         2.0, kinds.seconds(0.05), "processes of a mesh are asked so often whether they live"
     )

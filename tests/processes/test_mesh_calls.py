@@ -14,7 +14,7 @@ import pytest
 from patience import until
 
 import transport
-from transport import ActorError, InvalidUse
+from transport import ActorCrashed, ActorError, DeadlineExceeded, InvalidUse
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,34 @@ def test_call_gives_a_value_for_each(probes):
     values = probes.add.call(1).get(60)
     assert values.sizes == {"replica": 2, "shard": 2}
     assert values.values() == [11] * 4
+
+
+def flood(one, value, count):
+    for _ in range(count):
+        one.echo.options(deadline=1).broadcast(value)
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+def test_a_flood_of_broadcasts_waits_for_who_does_them(mesh, size):
+    one = mesh.slice(replica=1, shard=1).spawn("flooded", mesh_actors.Probe)
+    value = bytes(size)
+    hanging = one.hang.options(deadline=5).call_one()
+    until(lambda: one._team.member(3).waiting)
+    with pytest.raises(DeadlineExceeded, match="has not done the broadcasts"):
+        flood(one, value, min(10_000, (100 << 20) // size))
+    with pytest.raises(ActorCrashed):
+        hanging.get(60)
+    one.echo.broadcast(value)  # to a process that is gone: nobody waits for it
+    mesh.replace(3)
+    for number in range(5000):
+        one.hear.broadcast(number)
+    assert one.count_heard.call_one().get(60) == (5000, True)
+
+
+def test_an_actor_that_floods_itself_does_not_wait_for_itself(mesh):
+    one = mesh.slice(replica=0, shard=1).spawn("own", mesh_actors.Probe)
+    one.flood_itself.call_one(one, 3000).get(60)
+    assert one.count_heard.call_one().get(60) == (3000, True)
 
 
 def test_each_actor_knows_where_it_is(mesh, probes):

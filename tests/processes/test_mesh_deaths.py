@@ -77,6 +77,14 @@ def test_a_hang_past_the_deadline_is_a_crash(probes):
         one.add.call_one(1).get(60)
 
 
+def test_an_actor_that_is_not_made_in_time_is_a_crash():
+    with transport.local(1, settings=Settings(spawn_deadline=3.0)) as mesh:
+        with pytest.raises(ActorCrashed, match=r"slow\.__init__ did not answer"):
+            mesh.spawn("slow", mesh_actors.Slow)
+        mesh.replace(0)
+        assert mesh.spawn("probe", mesh_actors.Probe).add.call_one(1).get(60) == 1
+
+
 def test_a_hang_is_found_when_nobody_waits(probes):
     future = probes.slice(rank=1).hang.options(deadline=0.2).call_one()
     cause = probes._team.member(1).process.ended.result(60)

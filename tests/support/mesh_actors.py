@@ -85,6 +85,15 @@ class Probe(Actor):
         self.go.wait()
 
     @endpoint
+    def count_heard(self):
+        return len(self.heard), self.heard == sorted(self.heard)
+
+    @endpoint
+    def flood_itself(self, me, count):
+        for number in range(count):
+            me.hear.broadcast(number)
+
+    @endpoint
     def exit(self, code):
         sys.exit(code)
 
@@ -96,6 +105,13 @@ class Probe(Actor):
     @endpoint
     def kill(self):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Slow(Actor):
+    """Is never made."""
+
+    def __init__(self):
+        threading.Event().wait()
 
 
 class Meeting(Actor):

@@ -1,16 +1,24 @@
-"""A command that is run in this one's place: it gets the signals, its status is ours. Pure."""
+"""A command that is run in this one's place: it gets the signals, its status is ours. Pure.
+
+When this process is killed, so that it can pass nothing on, the kernel sends the command SIGTERM
+(PR_SET_PDEATHSIG): launchers end what they have started then.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import os
 import signal
 import subprocess
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
     from types import FrameType
 
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 _TYPED = (signal.SIGINT, signal.SIGQUIT)  # a terminal sends these to all in its foreground
 
@@ -44,12 +52,20 @@ def run(
             text=True,
             env=environment,
             start_new_session=alone,
+            preexec_fn=functools.partial(_end_with, os.getpid(), ctypes.CDLL(None).prctl),
         )
         for number in early:
             process.send_signal(number)
         process.communicate(text)
     code = process.returncode
     return code if code >= 0 else 128 - code
+
+
+def _end_with(parent: int, prctl: Callable[[int, int], int]) -> None:
+    """In the command's process, before it is the command."""
+    prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it was killed before that
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextlib.contextmanager

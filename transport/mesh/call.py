@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from transport.errors import InvalidUse
 from transport.mesh import context, payload
 from transport.mesh import messages as m
-from transport.mesh.future import Future
+from transport.mesh.future import Failed, Future
 from transport.mesh.member import Pending
 from transport.mesh.stream import Stream
 from transport.mesh.values import ValueMesh
+from transport.mesh.window import Both
 from transport.types import check_timeout
 
 if TYPE_CHECKING:
@@ -113,19 +114,41 @@ class Endpoint(Generic[T]):
         return stream
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """Of all actors, and nobody waits: what one of them raises reaches the mesh's owner."""
+        """Of all actors, and nobody waits: what one of them raises reaches the mesh's owner.
+
+        Blocks where a process is about a thousand broadcasts behind, or 16 MiB of them; raises
+        DeadlineExceeded where it stays so until the deadline.
+        """
         end = self._end()
         value = payload.encode((args, kwargs), self._context(self._shape.ranks, end))
+        what, left = f"{self._name}.{self._method}", end - time.monotonic()
+        held: Future[None] | None = None
         if value.held:  # what it refers to is needed until all have it
-            future: Future[None] = Future(len(self._shape), _nothing)
-            future.unasked = True  # the mesh's owner hears of it
-            self._send_encoded(self._shape.ranks, future, end, value, broadcast=True)
-            return
-        for rank in self._shape.ranks:
+            held = Future(len(self._shape), _nothing)
+            held.unasked = True  # the mesh's owner hears of it
+            held.finished = value.release or held.finished
+
+        def make(number: int) -> m.Call:
+            broadcast = bool(number)
+            return m.Call(number, self._actor, self._method, left, value.held, "", broadcast)
+
+        for index, rank in enumerate(self._shape.ranks):
             member = self._team.member(rank)
-            member.await_room(end)
-            call = m.Call(0, self._actor, self._method, end - time.monotonic())
-            member.tell(call, value.data)
+            own = bool(self._own_thread((rank,)))  # which it would wait for
+            try:
+                member.await_room(end)
+                size, answered = len(value.data), held is not None
+                mark = member.window.enter(size, end, what, answered=answered, own=own)
+            except BaseException as error:
+                for rest in range(index, len(self._shape)):
+                    if held is not None:
+                        held.settle(rest, Failed(error))
+                raise
+            if mark:
+                sink = member.window if held is None else Both(member.window, held)
+                member.ask(make, value.data, Pending(sink, index, what, float("inf")))
+            else:
+                member.tell(make(0), value.data)
 
     # -------------------------------------------------------------------------------------- sending
     def _end(self) -> float:
@@ -164,8 +187,6 @@ class Endpoint(Generic[T]):
         sink: Future[Any] | Stream[Any],
         end: float,
         value: payload.Payload,
-        *,
-        broadcast: bool = False,
     ) -> None:
         if value.release is not None:
             sink.finished = value.release
@@ -174,9 +195,7 @@ class Endpoint(Generic[T]):
         left = end - time.monotonic()
 
         def make(number: int) -> m.Call:
-            return m.Call(
-                number, self._actor, self._method, left, value.held, self._keep, broadcast
-            )
+            return m.Call(number, self._actor, self._method, left, value.held, self._keep)
 
         for index, rank in enumerate(ranks):
             member = self._team.member(rank)

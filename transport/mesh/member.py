@@ -21,6 +21,7 @@ from transport.mesh import messages as m
 from transport.mesh.future import Failed
 from transport.mesh.link import Link
 from transport.mesh.process import Cause
+from transport.mesh.window import Window
 
 if TYPE_CHECKING:
     import socket
@@ -140,6 +141,7 @@ class Member:
         self._wheel = wheel
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
+        self.window = Window(wheel)
         self._lock = threading.Lock()
         self._link_lost = 0.0  # when it was, or the process was given up
         self._why = ""
@@ -165,7 +167,7 @@ class Member:
             if crash is None:
                 self._pending[number] = pending
         if crash is not None:
-            self.told = True
+            self.told = self.told or pending.sink is not self.window
             pending.sink.settle(pending.index, self._failed(crash, pending.what))
             return
         self._wheel.sooner(pending.end)
@@ -291,7 +293,7 @@ class Member:
                 logs=cause.logs,
             )
             pending, self._pending = tuple(self._pending.values()), {}
-            self.told = bool(pending)
+            self.told = any(call.sink is not self.window for call in pending)
         for call in pending:
             call.sink.settle(call.index, self._failed(crash, call.what))
         self.on_ended(self, crash)

@@ -150,7 +150,7 @@ class Processes:
     # --------------------------------------------------------------------------------------- actors
     def spawn(self, shape: Shape, name: str, actor: type[Actor], args: Any, kwargs: Any) -> int:
         """The actors' number, once all are made. If one cannot be, the others go."""
-        end = time.monotonic() + self.deadline
+        end = time.monotonic() + self.settings.spawn_deadline
         context = payload.Context(name, end, len(shape), places=(shape.ranks, shape.ranks))
         value = payload.encode((actor, args, kwargs), context)
         spawned = Spawned(secrets.randbits(62), name, shape, value)
@@ -252,7 +252,7 @@ class Processes:
             member.process.stop(_STOP)
 
     def _make_actors(self, member: Member, wanted: Sequence[Spawned]) -> None:
-        end = time.monotonic() + self.deadline
+        end = time.monotonic() + self.settings.spawn_deadline
         future: Future[None] = Future(len(wanted), lambda values: None, end, self.check)
         for index, spawned in enumerate(wanted):
             self.spawn_on(member, spawned, future, index, end)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import shlex
 import signal
 import subprocess
@@ -166,6 +167,21 @@ def test_signals_reach_what_runs_and_its_end_is_the_launchers(
 
 
 @pytest.mark.slow
+def test_what_runs_ends_when_the_launcher_is_killed(tmp_path: Path):
+    program = (
+        "import os, pathlib, signal, sys\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+        "print('runs', flush=True)\n"
+        "signal.pause()\n"
+    )
+    with launched(tmp_path, program) as launcher:
+        runs = os.pidfd_open(int((tmp_path / "pid").read_text()))
+        launcher.kill()
+        assert select.select([runs], [], [], 60)[0]  # it has ended
+        os.close(runs)
+
+
 def test_what_nohup_ignores_is_not_passed_on(tmp_path: Path):
     program = (
         "import signal, sys\n"
