@@ -155,12 +155,13 @@ format: setup ## rewrites Python and C in the project's style
 	$(MAKE) -C native format
 
 # libibverbs-dev is for the ABI layout test alone; nothing that ships sees its headers. The GPU drivers are
-# unpacked below build/, for tests that open them where there is no GPU.
+# and NCCL are unpacked below build/, for tests that open them where there is no GPU.
 test-system:
 	scripts/apt.sh clang valgrind libibverbs-dev shellcheck util-linux \
 	  $(if $(filter x86_64,$(shell uname -m)),gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user)
 	scripts/apt.sh libclang-rt-$$(clang -dumpversion | cut -d. -f1)-dev
 	scripts/gpu-drivers.sh
+	scripts/nccl-library.sh
 
 clean: ## removes what was built, keeps .venv
 	rm -rf build dist wheelhouse *.egg-info transport/ffi/_native*.so $(VENV)/.extension

@@ -31,6 +31,7 @@ enum tn_status {
     TN_FLUSHED = ...,
     TN_CUDA = ...,
     TN_HIP = ...,
+    TN_NCCL = ...,
 };
 enum tn_access { TN_READ = ..., TN_WRITE = ... };
 enum tn_op { TN_OP_READ = ..., TN_OP_WRITE = ... };

@@ -1,8 +1,8 @@
 """Checks by reading #include and import lines that the C rooms depend downward only.
 
-engine -> providers -> memory -> gpu -> dl -> abi -> base; one provider never includes another; no
-shipped file includes a foreign library's header (the build must work with libc's alone); only
-transport/ffi imports `_native`.
+engine -> providers -> memory -> collectives -> gpu -> dl -> abi -> base; one provider never
+includes another; no shipped file includes a foreign library's header (the build must work with
+libc's alone); only transport/ffi imports `_native`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-LAYERS = ["base", "abi", "dl", "gpu", "memory", "providers", "engine"]
+LAYERS = ["base", "abi", "dl", "gpu", "collectives", "memory", "providers", "engine"]
 EVERYWHERE = {"include"}  # the public header, which includes only libc
 NOT_SHIPPED = {"fakes", "tests", "fuzz", "bench"}  # may include anything
 FOREIGN = re.compile(r"infiniband/|rdma/|cuda|nvml|hip/|hsa/|rocm|r?nccl|gdrapi|efadv|mlx5dv")

@@ -277,6 +277,8 @@ class Settings:
     hsa_lib: str | None = _setting(
         None, kinds.TEXT, "HSA runtime to load for dma-bufs before ROCm 7"
     )
+    nccl_lib: str | None = _setting(None, kinds.TEXT, "NCCL to load, not torch's or libnccl.so.2")
+    rccl_lib: str | None = _setting(None, kinds.TEXT, "RCCL to load, not torch's or librccl.so.1")
     verbs_sysfs: Path = _setting(
         Path("/sys"), kinds.FILLED_PATH, "where sysfs is mounted (a recorded tree, for tests)"
     )

@@ -56,6 +56,7 @@ class Status(enum.IntEnum):
     FLUSHED = -17
     CUDA = -18
     HIP = -19
+    NCCL = -20
 
 
 class TransportError(Exception):
@@ -240,7 +241,7 @@ class HipError(DriverError):
 
 
 class NcclError(NativeError):
-    """NCCL or RCCL."""
+    """NCCL or RCCL; `errno` is its own ncclResult_t, not one of the system's."""
 
 
 class LayoutError(TransportError):
@@ -323,6 +324,7 @@ _NATIVE_ERRORS: dict[int, type[NativeError]] = {
     Status.VERBS: VerbsError,
     Status.CUDA: CudaError,
     Status.HIP: HipError,
+    Status.NCCL: NcclError,
 }
 
 _PEER_ERRORS: dict[int, type[PeerError]] = {

@@ -96,6 +96,8 @@ const char *tn_status_name(int status)
         return "the CUDA driver failed";
     case TN_HIP:
         return "the HIP runtime failed";
+    case TN_NCCL:
+        return "NCCL failed";
     default:
         return "unknown status";
     }

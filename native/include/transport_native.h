@@ -27,5 +27,6 @@
 #include "transport/verbs.h"
 #include "transport/gpu.h"
 #include "transport/device.h"
+#include "transport/nccl.h"
 
 #endif

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transport.config import Settings
+from transport.memory.dlpack import CODES
 from transport.memory.driver import choose
 
 if TYPE_CHECKING:
@@ -21,8 +22,7 @@ if TYPE_CHECKING:
 _FILES = {"cuda": "fakecuda.so", "rocm": "fakehip.so"}
 _NAMES = {"cuda": "cuda", "rocm": "hip"}
 _KINDS = {"cuda": 2, "rocm": 10}  # DLDeviceType
-_CODES = {"uint8": (1, 8), "int32": (0, 32), "int64": (0, 64), "float32": (2, 32)}
-_SIZES = {"uint8": 1, "int32": 4, "int64": 8, "float32": 4}
+_SIZES = {name: bits // 8 for name, (_, bits) in CODES.items()}
 _EXISTING = (
     *("physical", "handles", "reservations", "mappings", "pinned"),
     *("ipc_opened", "streams", "events"),
@@ -206,7 +206,7 @@ class GpuDouble:
         """A DLPack capsule of somebody's who knows nothing of the package."""
         dims = (ctypes.c_int64 * max(len(shape), 1))(*shape)
         steps = (ctypes.c_int64 * max(len(shape), 1))(*strides) if strides else None
-        code, bits = _CODES[dtype]
+        code, bits = CODES[dtype]
         managed = _Dl(
             data=address,
             device_type=_KINDS[self.platform] if kind is None else kind,

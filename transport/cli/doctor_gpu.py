@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from transport.cli import facts
 from transport.cli.finding import Finding, judged
+from transport.collectives.nccl.library import CAPABILITIES, library
 from transport.errors import TransportError
 from transport.memory import driver
 from transport.topology import read_machine
@@ -21,6 +22,7 @@ from transport.types import format_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from transport.collectives.nccl.library import Library
     from transport.config import Settings
     from transport.memory.driver import GpuDevice, GpuDriver
     from transport.topology import Machine
@@ -53,8 +55,44 @@ def gpus(settings: Settings, root: Path = facts.ROOT) -> Iterator[Finding]:
         machine = read_machine(settings.verbs_sysfs)
         for device in found.devices:
             yield from _device(found, device, machine)
+    yield from _collectives(settings)
     yield from _loaded(root)
     yield from _visible(os.environ)
+
+
+def _collectives(settings: Settings) -> Iterator[Finding]:
+    """NCCL or RCCL; without a GPU driver whichever is here."""
+    try:
+        wanted = [driver.driver().platform]
+    except TransportError:
+        wanted = {"any": ["cuda", "rocm"], "none": []}.get(
+            settings.gpu_platform, [settings.gpu_platform]
+        )
+    missing = list[Finding]()
+    for platform in wanted:
+        name = _COLLECTIVES[platform]
+        try:
+            found = library(settings, platform)
+        except TransportError as error:
+            reason, remedy = getattr(error, "reason", str(error)), getattr(error, "remedy", "")
+            missing.append(Finding(_SECTION, name, "missing", reason, remedy))
+            continue
+        yield from _capabilities(found)
+        return
+    yield from missing
+
+
+def _capabilities(found: Library) -> Iterator[Finding]:
+    yield Finding(_SECTION, found.name, "ok", f"{found.version_text}: {found.file}")
+    can = ", ".join(each for each in CAPABILITIES if found.has(each)) or "nothing beyond 2.7"
+    yield Finding(_SECTION, f"{found.name} can", "ok", can)
+    lacks = ", ".join(each for each in CAPABILITIES if not found.has(each))
+    if lacks:
+        remedy = "done in other ways, or not at all; a newer one has them"
+        yield judged(_SECTION, f"{found.name} lacks", lacks, remedy)
+
+
+_COLLECTIVES = {"cuda": "NCCL", "rocm": "RCCL"}
 
 
 def _remedy(asked: bool) -> str:

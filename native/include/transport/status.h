@@ -39,6 +39,7 @@ enum tn_status {
     TN_FLUSHED = -17,  /* ended because another operation failed; never the first error */
     TN_CUDA = -18,     /* the CUDA driver failed: its number is in tn_last_errno() */
     TN_HIP = -19,      /* the same of the HIP runtime */
+    TN_NCCL = -20,     /* the same of NCCL or RCCL */
 };
 
 enum tn_access { TN_READ = 1, TN_WRITE = 2 };
