@@ -29,7 +29,7 @@ part() {
 # What is missing comes from WHEELS into a folder of its own; the machine's Python stays as it is.
 site=$PWD/build/gpu-site
 export PYTHONPATH="$PWD:$site:$PWD/tests/support${PYTHONPATH:+:$PYTHONPATH}"
-for package in cffi:cffi setuptools:setuptools msgspec:msgspec click:click numpy:numpy pytest:pytest rich:rich; do
+for package in cffi:cffi setuptools:setuptools cloudpickle:cloudpickle msgspec:msgspec click:click numpy:numpy pytest:pytest rich:rich; do
     "$python" -c "import ${package%%:*}" 2>/dev/null && continue
     [[ -n ${WHEELS:-} ]] || lacks "Python lacks ${package##*:}; give a folder of wheels in WHEELS"
     "$python" -m pip install --quiet --no-index --find-links "$WHEELS" --target "$site" "${package##*:}" ||
