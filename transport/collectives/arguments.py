@@ -277,6 +277,10 @@ def _spans(parts: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
     return sorted(ends)
 
 
+def vote(ok: bool) -> torch.Tensor:
+    return torch.tensor([int(ok)], dtype=torch.int32)
+
+
 def check_deadline(seconds: Any) -> float:
     """Raises InvalidUse for what is no number of seconds above 0."""
     valid = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transport.control.records import PeerRecord
     from transport.engine.engine import Engine
 
+RULES = choice.DEFAULT
 _PAUSE = 0.05  # seconds before an address where nobody listens yet is tried again
 
 
@@ -41,21 +42,26 @@ def join(
         return lead(hub_at(at, engine), title, 0, size, clock)
     if at is None:
         raise InvalidUse('ranks other than 0 need at=, where rank 0 listens: "HOST:PORT"')
-    mine = hub.of(engine) if engine is not None else hub.here(listen=_near(at))
-    group, opening = joining.follow(mine, _find(mine, at, clock), title, 0, rank, size, clock)
+    mine, record = reach(at, engine, clock)
+    group, opening = joining.follow(mine, record, title, 0, rank, size, clock)
     return group, opening.rules
+
+
+def reach(at: str, engine: Engine | None, clock: joining.Clock) -> tuple[Hub, PeerRecord]:
+    """The hub of this process, and the engine that listens there."""
+    mine = hub.of(engine) if engine is not None else hub.here(listen=_near(at))
+    return mine, _find(mine, at, clock)
 
 
 def lead(
     mine: Hub, title: str, generation: int, size: int, clock: joining.Clock
 ) -> tuple[Group, Sequence[Rule]]:
-    rules = choice.DEFAULT
-    return joining.lead(mine, title, generation, size, rules, clock), rules
+    return joining.lead(mine, title, generation, size, RULES, clock), RULES
 
 
 def leave(group: Group) -> None:
-    """For rank 0, which serves the meeting."""
-    group.hub.hall.shut(joining.place_of(group.name, group.generation))
+    """Ends the meeting, where it is served here."""
+    group.hub.hall.shut(group.meeting.place)
 
 
 def hub_at(at: str | None, engine: Engine | None) -> Hub:

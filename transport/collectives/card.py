@@ -68,6 +68,8 @@ class Card(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=T
     uid: int
     pid: int
     nonce: _Id  # of one attempt to join
+    kept: int = 0  # all-reduces that tolerate failures which it has finished
+    former: Annotated[int, msgspec.Meta(ge=-1, lt=MAX_RANKS)] = -1  # rank in the generation before
 
     @property
     def region(self) -> RemoteRegion:
@@ -99,6 +101,7 @@ class Roster(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     protocol: int
     id: _Id
     cards: list[bytes]
+    total: Annotated[int, msgspec.Meta(ge=0, le=MAX_RANKS)] = 0  # of all rows
     failure: Annotated[str, msgspec.Meta(max_length=1024)] = ""  # why there are none
 
 
@@ -118,6 +121,21 @@ class Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=
     last: Annotated[str, msgspec.Meta(max_length=512)]
 
 
+class Asked(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """Whether a member has seen decided what is made at this meeting."""
+
+    place: _Key
+
+
+class Ticket(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
+    """For newcomers: where the generation is made that they are to be of."""
+
+    protocol: int
+    place: _Key
+    generation: Annotated[int, msgspec.Meta(ge=1, le=1 << 62)]
+    newcomers: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
+
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 encode = msgspec.msgpack.encode
@@ -135,11 +153,18 @@ def decode(data: bytes, kind: type[T]) -> T:
     return message
 
 
-def mine(rank: int, door: RemoteRegion, addresses: Iterable[str]) -> Card:
+def mine(
+    rank: int,
+    door: RemoteRegion,
+    addresses: Iterable[str],
+    *,
+    kept: int = 0,
+    former: int = -1,
+) -> Card:
     """This process as a rank whose engine listens there; a new one each time."""
     hosts = [parse(each) for each in addresses]
     host = next((each.host for each in hosts if isinstance(each, TcpAddress)), "")
-    return Card(PROTOCOL, rank, door.to_bytes(), _machine(), host, *_who())
+    return Card(PROTOCOL, rank, door.to_bytes(), _machine(), host, *_who(), kept, former)
 
 
 def _who() -> tuple[int, int, bytes]:

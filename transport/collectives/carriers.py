@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from transport.collectives.group import Group
     from transport.errors import TransportError
 
+_LOOK = 0.02  # seconds
+
 MAKERS: dict[str, str] = {
     "gloo": "transport.collectives.gloo",
     "nccl": "transport.collectives.nccl",
@@ -65,9 +67,32 @@ class Carriers:
                 raise self._error
             found = self._made.get(name)
             if found is None:
-                found = self._made[name] = maker(name)(self._group, deadline)
+                found = self._made[name] = self._make(maker(name), deadline)
         self._pass_on(found)
         return found
+
+    def _make(self, make: Callable[[Group, float], Carrier], deadline: float) -> Carrier:
+        """In a thread that is left behind when a rank is lost: libraries wait for it for long."""
+        outcome: list[Any] = []
+
+        def run() -> None:
+            try:
+                outcome.append(make(self._group, deadline))
+            except BaseException as error:
+                outcome.append(error)
+            made.set()
+            if self._error is not None and not isinstance(outcome[0], BaseException):
+                outcome[0].abort(self._error)
+
+        made = threading.Event()
+        threading.Thread(target=run, name="transport-carrier", daemon=True).start()
+        while not made.wait(_LOOK):
+            if self._error is not None:
+                raise self._error
+        if isinstance(outcome[0], BaseException):
+            raise outcome[0]
+        carrier: Carrier = outcome[0]
+        return carrier
 
     def _pass_on(self, carrier: Carrier) -> None:
         """An error that came while it was made."""

@@ -7,41 +7,33 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import copy
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from transport.collectives import bootstrap
 from transport.collectives.call import Call, Kind
-from transport.collectives.card import Place
-from transport.collectives.carriers import Carriers
 from transport.collectives.choice import Choice
-from transport.collectives.health import Health
-from transport.collectives.line import Line
 from transport.collectives.operation import Operation
 from transport.collectives.reduction import Premultiplied, Reduction
-from transport.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InvalidUse,
-    TransportError,
-    Unavailable,
-)
+from transport.collectives.seat import Seat
+from transport.collectives.succession import check_limit, entered, grown, shrunk
+from transport.collectives.tolerant import tolerate
+from transport.errors import DeadlineExceeded, InvalidUse
 from transport.types import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from transport.collectives.arguments import Asked
+    from transport.collectives.arguments import Arguments, Asked
     from transport.collectives.group import Group
     from transport.engine.engine import Engine
+    from transport.errors import TransportError
 
 DEADLINE = 300.0  # seconds for an operation
 _JOINING = 60.0  # seconds for all ranks to come
-_BLAME = 1.0  # seconds to find out who is behind what a carrier says
-_ASKING = 0.3  # seconds for members to say how far they are
-_SETTLING = 2.0  # seconds for what is under way when it is closed
+_REGROUPING = 30.0  # seconds for those who are left to agree
+_VOTING = 60.0  # seconds
 
 
 class Communicator(Closing):
@@ -57,30 +49,13 @@ class Communicator(Closing):
     not end within its deadline ends the communicator, too.
     """
 
-    def __init__(self, group: Group, choice: Choice, *, deadline: float, joining: float) -> None:
+    def __init__(self, seat: Seat, deadline: float) -> None:
         """See `join`, and `transport.communicator` inside of actors."""
-        try:
-            from transport.collectives.arguments import Arguments
-        except ImportError:
-            raise Unavailable("a communicator needs torch", "pip install torch") from None
-        self._group = group
+        self._seat = seat
         self._deadline = deadline
-        self._choice = choice
-        self._arguments = Arguments(group.rank, group.size)
-        self._carriers = Carriers(group, choice)
-        self._line = Line(group.name, self._explain)
-        self._health = Health(group, self._failed, self._place)
         self._local = threading.local()  # what a thread coalesces
-        self._closed = False
-        self._close_lock = threading.Lock()
+        self._tolerant: Operation | None = None  # the last that tolerates failures
         _living.add(self)
-        try:
-            self._health.look()
-            self._check()
-            self._carriers.make_all(["cpu"], joining)
-        except BaseException:
-            self.close()
-            raise
 
     @classmethod
     def join(
@@ -105,39 +80,50 @@ class Communicator(Closing):
         ranks that do not fit each other; Unavailable without torch.
         """
         group, rules = bootstrap.join(name, rank, size, at, engine=engine, deadline=deadline)
-        return cls(group, Choice(rules), deadline=operation_deadline, joining=deadline)
+        return cls.of(group, Choice(rules), operation_deadline, deadline)
+
+    @classmethod
+    def of(cls, group: Group, choice: Choice, deadline: float, joining: float) -> Communicator:
+        """Of a group that has found together."""
+        made = cls(Seat(group, choice), deadline)
+        try:
+            made._seat.open(("cpu",), joining)
+        except BaseException:
+            made.close()
+            raise
+        return made
 
     # --------------------------------------------------------------------------------------- facts
     @property
     def name(self) -> str:
-        return self._group.name
+        return self._seat.group.name
 
     @property
     def rank(self) -> int:
-        return self._group.rank
+        return self._seat.group.rank
 
     @property
     def size(self) -> int:
-        return self._group.size
+        return self._seat.group.size
 
     @property
     def generation(self) -> int:
-        """0 for the first; one more for each that `shrink` or `grow` made of it."""
-        return self._group.generation
+        """0 for the first; one more whenever the group has shrunk or grown."""
+        return self._seat.group.generation
 
     @property
     def closed(self) -> bool:
-        return self._closed
+        return self._seat.closed
 
     @property
     def error(self) -> TransportError | None:
         """What every call raises from now on; None while the communicator works."""
-        return self._health.error
+        return self._seat.health.error
 
     @property
     def lost(self) -> tuple[int, ...]:
         """Ranks that are known to be lost."""
-        return tuple(sorted(self._health.lost))
+        return tuple(sorted(self._seat.health.lost))
 
     # --------------------------------------------------------------------------------- collectives
     def all_reduce(
@@ -146,14 +132,23 @@ class Communicator(Closing):
         *,
         out: Any = None,
         op: Reduction | Premultiplied | str = "sum",
+        tolerate_failures: bool = False,
         deadline: float | None = None,
         stream: Any = None,
     ) -> Operation:
         """Combines the tensors of all ranks; all have the result, in `tensor` itself or in `out`.
 
         `op` is "sum", "prod", "min", "max", "avg" or Premultiplied. `wait` returns the result.
+
+        With `tolerate_failures` ranks that are lost meanwhile are left out: those who are left
+        shrink, and the operation is repeated from copies of what they gave, unless one of them has
+        the result already. All of them get the same; "avg" divides by the number of those who took
+        part, which `Operation.ranks` names, by their numbers when it was called. This communicator
+        has fewer ranks then. It costs a copy of the tensor, and the next call waits for it.
         """
         asked = self._arguments.all_reduce(tensor, out, Reduction.parse(op))
+        if tolerate_failures:
+            return self._tolerate(asked, deadline)
         return self._run(asked, deadline, stream)
 
     def broadcast(
@@ -275,7 +270,8 @@ class Communicator(Closing):
         """
         if getattr(self._local, "together", None) is not None:
             raise InvalidUse("coalesced() within coalesced()")
-        operation = Operation(self._line, None, (), [], self._limit(deadline), stream)
+        seat = self._seat
+        operation = Operation(seat.line, None, (), [], self._limit(deadline), stream)
         self._local.together = operation
         try:
             yield operation
@@ -284,102 +280,116 @@ class Communicator(Closing):
         if not operation.calls:
             operation.end(None)
             return
-        self._check()
-        operation.carrier_of(self._carriers.choose(operation.calls, operation.left()))
-        self._line.submit(operation)
+        seat.check()
+        operation.carrier_of(seat.carriers.choose(operation.calls, operation.left()))
+        seat.line.submit(operation)
 
-    # -------------------------------------------------------------------------------------- closing
+    # ------------------------------------------------------------------------------------- elastic
+    @property
+    def address(self) -> str:
+        """Where this rank's engine listens; rank 0's is what `enter` of newcomers needs."""
+        return self._seat.group.hub.engine.addresses[0]
+
+    def shrink(self, *, deadline: float = _REGROUPING) -> Communicator:
+        """A communicator of the ranks that are not lost, numbered anew in the same order.
+
+        All of them call it, after an error or without one; this communicator is closed then. Ranks
+        that die meanwhile are left out, too. Raises DeadlineExceeded, which names who did not call
+        it. Ranks that cannot reach each other, and live, take each other for lost: with more than
+        one network between them that may leave two groups.
+        """
+        seat, _, _ = shrunk(self._seat, check_limit(deadline), None)
+        return self._succeed(seat)
+
+    def grow(self, newcomers: int = 1, *, deadline: float = _REGROUPING) -> Communicator:
+        """A communicator of all ranks and so many more, which call `enter` and get the last ranks.
+
+        All ranks call it; this communicator is closed then. Raises DeadlineExceeded when too few
+        come, and this one stays as it was.
+        """
+        return self._succeed(grown(self._seat, newcomers, check_limit(deadline)))
+
+    @classmethod
+    def enter(
+        cls,
+        name: str,
+        at: str,
+        *,
+        engine: Engine | None = None,
+        deadline: float = _JOINING,
+        operation_deadline: float = DEADLINE,
+    ) -> Communicator:
+        """This process as a new rank of the group of that name, whose members call `grow`.
+
+        `at` is the `address` of its rank 0. What `join` raises.
+        """
+        seat = entered(name, at, engine, check_limit(deadline))
+        return cls(seat, operation_deadline)
+
+    def should_commit(self, ok: bool, *, deadline: float = _VOTING) -> bool:
+        """A vote that ends a training step: True if all ranks that live said `ok`.
+
+        Ranks that are lost meanwhile do not count, and the communicator goes on without them, as
+        with `tolerate_failures`. False too where the votes do not come within the deadline:
+        `error` says so then, and whoever said nothing in time must not be taken to have committed.
+        """
+        from transport.collectives.arguments import vote
+
+        mine = vote(bool(ok))
+        try:
+            self.all_reduce(mine, op="min", tolerate_failures=True, deadline=deadline).wait()
+        except DeadlineExceeded:
+            return False
+        return bool(mine[0])
+
+    def _succeed(self, seat: Seat) -> Communicator:
+        _living.discard(self)
+        return Communicator(seat, self._deadline)
+
+    # ------------------------------------------------------------------------------------- closing
     def close(self) -> None:
         """Leaves the group: the others' calls that need this rank fail. Waits 2 s for what is under
         way. Idempotent."""
-        with self._close_lock:
-            if self._closed:
-                return
-            self._closed = True
-        closed = InvalidUse(f"communicator {self.name!r} is closed")
-        if self._health.error is None:
-            self._line.settle(_SETTLING)
-        self._health.leave()
-        self._line.fail(closed)
-        self._carriers.abort(closed)
-        self._line.settle(_SETTLING)
-        self._carriers.close()
-        self._group.mailbox.close()
-        if self.rank == 0:
-            bootstrap.leave(self._group)
+        self._seat.close()
         _living.discard(self)
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "broken" if self.error else "open"
+        state = "closed" if self.closed else "broken" if self.error else "open"
         return f"<Communicator {self.name!r} rank {self.rank} of {self.size}: {state}>"
 
     # -------------------------------------------------------------------------------------- inside
+    @property
+    def _arguments(self) -> Arguments:
+        return self._seat.arguments
+
+    def _tolerate(self, asked: Asked, deadline: float | None) -> Operation:
+        if getattr(self._local, "together", None) is not None:
+            raise InvalidUse("an all-reduce that tolerates failures is never coalesced")
+        self._await_tolerant()
+        self._tolerant = tolerate(self._move_to, self._seat, asked, self._limit(deadline))
+        return self._tolerant
+
+    def _move_to(self, seat: Seat) -> None:
+        self._seat = seat
+
+    def _await_tolerant(self) -> None:
+        """It changes the ranks."""
+        if self._tolerant is not None:
+            self._tolerant.exception_at_end()
+            self._tolerant = None
+
     def _run(self, asked: Asked, deadline: float | None, stream: Any) -> Operation:
-        self._check()
         limit = self._limit(deadline)
         together: Operation | None = getattr(self._local, "together", None)
         if together is not None:
             return together.also(asked.call, asked.result)
-        carrier = self._carriers.choose([asked.call], limit)
-        operation = Operation(self._line, carrier, [asked.call], asked.result, limit, stream)
-        return self._line.submit(operation)
+        self._await_tolerant()
+        return self._seat.run([asked.call], asked.result, limit, stream)
 
     def _limit(self, deadline: float | None) -> float:
         from transport.collectives.arguments import check_deadline
 
         return self._deadline if deadline is None else check_deadline(deadline)
-
-    def _check(self) -> None:
-        if self._closed:
-            raise InvalidUse(f"communicator {self.name!r} is closed")
-        error = self._health.error
-        if error is not None:
-            raise copy.copy(error)
-
-    def _failed(self, error: TransportError) -> None:
-        self._line.fail(error)
-        self._carriers.abort(error)
-        self._group.mailbox.end(error)
-
-    def _place(self) -> Place:
-        return Place(self._line.begun, self._line.last)
-
-    def _explain(self, operation: Operation, error: TransportError) -> TransportError:
-        """What the caller gets for what a carrier raised."""
-        if isinstance(error, (InvalidUse, Cancelled, Unavailable)):
-            return error
-        if isinstance(error, DeadlineExceeded):
-            self._health.fail(self._late(operation))
-        known = self._health.wait_failed(0.0 if self._closed else _BLAME)
-        if known is None:
-            self._health.fail(error)
-            known = self._health.error or error
-        return copy.copy(known)
-
-    def _late(self, operation: Operation) -> DeadlineExceeded:
-        """Names who is behind, or is doing something else."""
-        begun, last = self._line.begun, self._line.last
-        records = {
-            rank: peer.record for rank, peer in enumerate(self._group.peers) if rank != self.rank
-        }
-        places = self._group.hub.gossip.places(self._group.id, records, _ASKING)
-        told = _blame(begun, last, records, places)
-        text = f"{operation.kind} on {self.name!r} did not end within {operation._deadline:.3g} s"
-        return DeadlineExceeded(f"{text}{told}", op=operation.kind)
-
-
-def _blame(begun: int, last: str, asked: Any, places: dict[int, Place]) -> str:
-    words: list[str] = []
-    for rank in asked:
-        place = places.get(rank)
-        if place is None:
-            words.append(f"rank {rank} does not answer")
-        elif place.begun < begun:
-            words.append(f"rank {rank} has not called it")
-        elif place.begun == begun and place.last != last:
-            words.append(f"rank {rank} called {place.last} where this one called {last}")
-    shown = words[:8] + (["and more"] if len(words) > 8 else [])
-    return f": {'; '.join(shown)}" if shown else ""
 
 
 _living: weakref.WeakSet[Communicator] = weakref.WeakSet()

@@ -6,19 +6,22 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from transport.collectives.card import Place, Word, decode, encode
+from transport.collectives.card import Asked, Place, Word, decode, encode
 from transport.errors import PeerError, TransportError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from transport.control.plane import ControlPlane
     from transport.control.records import PeerRecord
 
+_DECIDED = "collectives.decided"
+_MAX_DECISIONS = 4096
 _WORD, _PLACE = "collectives.word", "collectives.place"
 
 
@@ -39,6 +42,9 @@ class Gossip:
         self._listeners: dict[bytes, Listener] = {}
         plane.handle(_WORD, self._hear)
         plane.handle(_PLACE, self._answer)
+        plane.handle(_DECIDED, self._say_decided)
+        self._decisions: dict[str, bool] = {}
+        self._deciding = threading.Lock()
 
     def listen(self, id: bytes, listener: Listener) -> None:  # noqa: A002
         self._listeners[id] = listener
@@ -69,6 +75,34 @@ class Gossip:
                 found[rank] = decode(answer.result(max(end - time.monotonic(), 0.001)), Place)
         return found
 
+    # ----------------------------------------------------------------------------------- regrouping
+    def decide(self, place: str, decision: bool) -> bool:
+        """Whether what is made at that meeting is decided, for this process and for ever: the first
+        word counts. Who has told a member that it is not, never takes it for decided later."""
+        with self._deciding:
+            known = self._decisions.setdefault(place, decision)
+            while len(self._decisions) > _MAX_DECISIONS:
+                self._decisions.pop(next(iter(self._decisions)))
+        return known
+
+    def any_decided(self, place: str, records: Iterable[PeerRecord], timeout: float) -> bool:
+        """Whether one of these has seen it decided; those that do not answer are lost soon."""
+        question = encode(Asked(place))
+        asked: list[concurrent.futures.Future[bytes]] = []
+        for record in records:
+            with contextlib.suppress(TransportError):
+                asked.append(self._plane.request(record, _DECIDED, question, timeout))
+        found = False
+        for answer in asked:
+            with contextlib.suppress(TransportError):
+                found = answer.result() == b"\1" or found
+        return found
+
+    def _say_decided(self, record: PeerRecord, body: bytes) -> bytes:
+        place = decode(body, Asked).place
+        return b"\1" if self.decide(place, False) else b"\0"
+
+    # -------------------------------------------------------------------------------------- inside
     def _hear(self, record: PeerRecord, body: bytes) -> None:
         with contextlib.suppress(PeerError):  # what says nothing is not listened to
             word = decode(body, Word)

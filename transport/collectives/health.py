@@ -7,6 +7,7 @@ first tells all others, and each of them believes a member.
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from transport.collectives.card import Place, Word
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from transport.collectives.group import Group
 
+_LOOK = 0.005  # seconds
 _GRACE = 1.0  # seconds for an operation that a rank has left behind to end by itself
 
 
@@ -68,11 +70,18 @@ class Health:
         self._failed.wait(timeout)
         return self.error
 
-    def leave(self) -> None:
+    def wait_lost(self, rank: int, timeout: float) -> None:
+        """Until that rank is known to be lost."""
+        end = time.monotonic() + timeout
+        while rank not in self.lost and time.monotonic() < end:
+            time.sleep(_LOOK)
+
+    def leave(self, *, quietly: bool = False) -> None:
         """Tells the others, and hears nothing any more."""
         self._unwatch()
         self._group.hub.gossip.forget(self._group.id)
-        self._tell("left", self._group.rank, "")
+        if not quietly:
+            self._tell("left", self._group.rank, "")
 
     # ------------------------------------------------------------------------ on the control thread
     def _lost_peer(self, incarnation: bytes, error: TransportError) -> None:

@@ -62,7 +62,7 @@ def lead(
         return connect(hub, title, generation, 0, cards, mailbox, meeting, clock)
     except BaseException as error:
         mailbox.close()
-        failure = c.Roster(c.PROTOCOL, mailbox.id, [], f"rank 0 gave up: {error}"[:1000])
+        failure = c.Roster(c.PROTOCOL, mailbox.id, [], 0, f"rank 0 gave up: {error}"[:1000])
         with contextlib.suppress(TransportError):
             meeting.set("roster/0", c.encode(failure), _LOOK)
         hub.hall.give_up(place)
@@ -121,7 +121,7 @@ def _collect(meeting: Meeting, size: int, clock: Clock) -> list[c.Card]:
             raise PeerError(f"rank {card.rank} came as rank {rank}")
         cards.append(card)
     if missing:
-        raise DeadlineExceeded(f"{_ranks(missing)} did not join within {clock.limit:.3g} s")
+        raise DeadlineExceeded(f"{ranks_of(missing)} did not join within {clock.limit:.3g} s")
     return cards
 
 
@@ -129,20 +129,23 @@ def publish(meeting: Meeting, id: bytes, cards: Sequence[c.Card], clock: Clock) 
     """The roster, in rows."""
     for row, begin in enumerate(range(0, len(cards), _ROW)):
         encoded = [c.encode(card) for card in cards[begin : begin + _ROW]]
-        roster = c.Roster(c.PROTOCOL, id, encoded)
+        roster = c.Roster(c.PROTOCOL, id, encoded, len(cards))
         meeting.set(f"roster/{row}", c.encode(roster), clock.left)
 
 
-def read_roster(meeting: Meeting, id: bytes, size: int, clock: Clock) -> list[c.Card]:  # noqa: A002
+def read_roster(meeting: Meeting, id: bytes, clock: Clock) -> list[c.Card]:  # noqa: A002
+    """Raises DeadlineExceeded also where rank 0 gave up."""
     cards: list[c.Card] = []
-    for row in range(-(-size // _ROW)):
+    row, total = 0, 1
+    while row * _ROW < total:
         roster = c.decode(meeting.get(f"roster/{row}", clock.left), c.Roster)
         if roster.failure:
             raise DeadlineExceeded(roster.failure)
         if roster.id != id:
             raise PeerError("the roster is of another group")
         cards.extend(c.decode(each, c.Card) for each in roster.cards)
-    if [card.rank for card in cards] != list(range(size)):
+        row, total = row + 1, roster.total
+    if [card.rank for card in cards] != list(range(total)):
         raise PeerError("the roster does not have every rank once")
     return cards
 
@@ -160,7 +163,7 @@ def _hand_in(
             raise InvalidUse(f"rank {rank} has joined already, from another process")
         return None
     try:
-        cards = read_roster(meeting, opening.id, opening.size, clock)
+        cards = read_roster(meeting, opening.id, clock)
     except DeadlineExceeded as error:
         if not clock.passed:
             raise
@@ -169,6 +172,8 @@ def _hand_in(
             f"{here} of {opening.size} ranks joined within {clock.limit:.3g} s"
             f"{_missing(meeting, opening.size)}"
         ) from error
+    if len(cards) != opening.size:
+        raise PeerError(f"a roster of {len(cards)} is none of {opening.size} ranks")
     return cards if cards[rank].nonce == card.nonce else None
 
 
@@ -176,7 +181,7 @@ def _missing(meeting: Meeting, size: int) -> str:
     if size > _ROW:
         return ""
     gone = [rank for rank in range(1, size) if meeting.peek(f"card/{rank}", _LOOK) is None]
-    return f": {_ranks(gone)} did not" if gone else ""
+    return f": {ranks_of(gone)} did not" if gone else ""
 
 
 def connect(
@@ -212,6 +217,6 @@ def connect(
     )
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_of(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:16])) + (" and others" if len(ranks) > 16 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

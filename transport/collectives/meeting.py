@@ -154,6 +154,11 @@ class Meeting:
         self._name = name
         self._prefix = prefix
 
+    @property
+    def place(self) -> str:
+        """Its name where it is served."""
+        return self._name
+
     def under(self, prefix: str) -> Meeting:
         """The same with keys of its own."""
         return Meeting(self._hub, self._record, self._name, f"{self._prefix}{prefix}/")

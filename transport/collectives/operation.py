@@ -45,7 +45,7 @@ class Operation:
         self._stream = stream
         self._carrier = carrier
         self._begun = time.monotonic()
-        self._deadline = deadline
+        self.limit = deadline
         self._elapsed: float | None = None
         self._error: TransportError | None = None
         self._work: Work | None = None
@@ -95,6 +95,11 @@ class Operation:
         has. The callback must not block."""
         if not self._line.tell(self, callback):
             callback(self)
+
+    def exception_at_end(self) -> TransportError | None:
+        """What went wrong, once it has ended."""
+        self._line.drive(self, None)
+        return self._error
 
     def cancel(self) -> None:
         """Ends it where it has not begun. One that has begun cannot be ended on one rank alone:
@@ -161,13 +166,13 @@ class Operation:
 
     def left(self) -> float:
         """Seconds until its deadline."""
-        return self._begun + self._deadline - time.monotonic()
+        return self._begun + self.limit - time.monotonic()
 
     def begin(self) -> None:
         """Raises TransportError."""
         left = self.left()
         if left <= 0:
-            late = f"{self.kind} waited {self._deadline:.3g} s for those before it"
+            late = f"{self.kind} waited {self.limit:.3g} s for those before it"
             raise DeadlineExceeded(late, op=self.kind)
         assert self._carrier is not None
         self._work = self._carrier.begin(self.calls, self._stream, left)
