@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from transport.cli.sizes import sizes_option
+from transport.errors import NativeError
 
 if TYPE_CHECKING:
     from transport.cli.bench_report import Report
@@ -27,7 +29,11 @@ size_option = click.option(
 
 def creatable(context: click.Context, parameter: click.Parameter, file: Path | None) -> Path | None:
     """Said before anything is measured, not after."""
-    if file is not None and str(file) != "-" and not file.exists():
+    if file is None or str(file) == "-":
+        return file
+    if file.is_dir():  # as "" is, which click takes for the name of a file
+        raise click.BadParameter(f"{file} is a folder", context, parameter)
+    if not file.exists():
         folder = file.absolute().parent
         if not folder.is_dir():
             raise click.BadParameter(f"there is no folder {folder}", context, parameter)
@@ -58,7 +64,23 @@ def emit_json(values: dict[str, Any], json_file: Path | None, table: str) -> Non
         return
     click.echo(table)
     if json_file is not None:
-        json_file.write_text(text + "\n")
+        write_file(json_file, (text + "\n").encode())
+
+
+def write_file(file: Path, content: bytes) -> None:
+    """Raises NativeError where the disk is full, and the like."""
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        words, number = error.strerror or "failed", error.errno or 0
+        raise NativeError(words, operation=f"writing {file}", errno=number) from None
+
+
+def finite(context: click.Context, parameter: click.Parameter, value: float) -> float:
+    """Ranges let nan and inf through."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is not a finite number", context, parameter)
+    return value
 
 
 def rounded(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from transport.cli.options import creatable, emit_json, json_option
+from transport.cli.options import creatable, emit_json, finite, json_option, write_file
 from transport.cli.progress import Progress
 from transport.errors import LayoutError
 
@@ -64,10 +64,10 @@ def _picture(context: click.Context, parameter: click.Parameter, file: Path | No
               help="So many ranks on each host, in their order, in both groups.")  # fmt: skip
 @click.option("--together", type=click.Choice(_TOGETHER), default="apart", show_default=True,
               help="Whether the groups share hosts, or rank for rank their processes.")  # fmt: skip
-@click.option("--gb-per-s", type=click.FloatRange(0, min_open=True), default=50.0,
+@click.option("--gb-per-s", type=click.FloatRange(1e-6), default=50.0, callback=finite,
               show_default=True, help="Bandwidth of a rank's link.")  # fmt: skip
-@click.option("--overhead-us", type=click.FloatRange(0), default=2.0, show_default=True,
-              help="Time that a transfer takes besides its bytes.")  # fmt: skip
+@click.option("--overhead-us", type=click.FloatRange(0), default=2.0, callback=finite,
+              show_default=True, help="Time that a transfer takes besides its bytes.")  # fmt: skip
 @click.option("--tensor", "tensors", multiple=True, metavar="NAME",
               help="Draw the layouts of this tensor; can be given again.")  # fmt: skip
 @click.option("--plot", "plot", callback=_picture, metavar="FILE",
@@ -105,7 +105,7 @@ def plan(
         )
     if not is_name_or_file(model):
         raise click.BadParameter(
-            f"{model} is neither a file nor one of {', '.join(MODELS)}", param_hint="'--model'"
+            f"{model!r} is neither a file nor one of {', '.join(MODELS)}", param_hint="'--model'"
         )
     found = load_model(model, dtype)
     for name in tensors:
@@ -198,7 +198,7 @@ def _draw(file: Path, report: Report) -> None:
 
     matrix = report.traffic.matrix
     if file.suffix == ".png":
-        file.write_bytes(heatmap.png(matrix))
+        write_file(file, heatmap.png(matrix))
         return
     title = f"{report.model}: {report.source.spread} to {report.target.spread}"
     notes = [
@@ -206,7 +206,7 @@ def _draw(file: Path, report: Report) -> None:
         for label, words in report.rows()
         if label in ("bytes", "imbalance", "time")
     ]
-    file.write_text(heatmap.svg(matrix, title, notes))
+    write_file(file, heatmap.svg(matrix, title, notes).encode())
 
 
 def _text(report: Report, states: tuple[StateLayout, StateLayout], tensors: tuple[str, ...]) -> str:

@@ -6,13 +6,15 @@ Reads files; no tensor is loaded. May import sharding, memory.dtypes and errors.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transport.errors import InvalidUse, Unavailable
+from transport.errors import InvalidUse, LayoutError, Unavailable
 from transport.memory.dtypes import ITEMSIZES
-from transport.sharding.models import MODELS, TensorShape, recast
+from transport.sharding.checks import shape_of
+from transport.sharding.models import MODELS, TensorShape, nbytes, recast
 from transport.sharding.rules import Rule, named
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".safetensors"
 _LIMIT = 100_000_000  # bytes of a table
+_LONGEST_NAME = 1024
 
 
 @dataclass(frozen=True)
@@ -32,10 +35,8 @@ class Model:
 
 
 def is_name_or_file(text: str) -> bool:
-    """Whether `text` is a built-in model's name, a file, or looks like one."""
-    return (
-        text in MODELS or "/" in text or text.endswith((".json", _SUFFIX)) or Path(text).is_file()
-    )
+    """Whether `text` is a built-in model's name or a file that is there."""
+    return text in MODELS or Path(text).is_file()
 
 
 def load_model(text: str, dtype: str | None = None) -> Model:
@@ -46,10 +47,11 @@ def load_model(text: str, dtype: str | None = None) -> Model:
     try:
         model = _load(text)
     except OSError as error:
-        raise Unavailable(f"{error.filename}: {error.strerror}") from error
-    if not model.table:
-        raise InvalidUse(f"{text} lists no tensors")
-    return Model(model.name, recast(model.table, dtype), model.rules) if dtype else model
+        raise Unavailable(f"{error.filename or text}: {error.strerror}") from error
+    table = recast(model.table, dtype) if dtype else model.table
+    if not nbytes(table):
+        raise InvalidUse(f"{text} lists no tensors that have bytes")
+    return Model(model.name, table, model.rules)
 
 
 def _load(text: str) -> Model:
@@ -104,19 +106,22 @@ def _rule(given: Any) -> Rule:
 
 
 def _tensor(name: str, entry: Any, file: Path) -> TensorShape:
+    where = f"{file}, tensor {name!r:.80}"
+    if not name.isprintable() or len(name) > _LONGEST_NAME:
+        raise InvalidUse(f"{where}: a name is printable, of at most {_LONGEST_NAME} characters")
+    if not isinstance(entry, dict) or not _are_extents(entry.get("shape")):
+        raise InvalidUse(f'{where}: its entry is not {{"shape": [4, 2], "dtype": "bfloat16"}}')
+    dtype = str(entry.get("dtype")).removeprefix("torch.")
+    if dtype not in ITEMSIZES:
+        raise InvalidUse(f"{where}: there is no {dtype:.40}; the types are {', '.join(ITEMSIZES)}")
     try:
-        shape = tuple(int(length) for length in entry["shape"])
-        dtype = str(entry["dtype"])
-    except (TypeError, KeyError, ValueError):
-        words = 'its entry is not {"shape": [...], "dtype": "..."}'
-        raise InvalidUse(f"{file}, tensor {name!r:.80}: {words}") from None
-    dtype = dtype.removeprefix("torch.")
-    if dtype not in ITEMSIZES or any(length < 0 for length in shape):
-        words = (
-            f"there is no {dtype:.40} of shape {list(shape)}; the types are {', '.join(ITEMSIZES)}"
-        )
-        raise InvalidUse(f"{file}, tensor {name!r:.80}: {words}")
-    return TensorShape(shape, dtype)
+        return TensorShape(shape_of(entry["shape"]), dtype)
+    except LayoutError as error:
+        raise InvalidUse(f"{where}: {error}") from None
+
+
+def _are_extents(shape: Any) -> bool:
+    return isinstance(shape, list) and all(type(length) is int for length in shape)
 
 
 def _kv_heads(folder: Path) -> int | None:
@@ -130,9 +135,19 @@ def _object(file: Path) -> dict[str, Any]:
     if file.stat().st_size > _LIMIT:
         raise InvalidUse(f"{file} has over {_LIMIT} bytes: it is no table of shapes")
     try:
-        found = json.loads(file.read_bytes())
+        found = json.loads(file.read_bytes(), object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise InvalidUse(f"{file} is not JSON: {error}") from None
     if not isinstance(found, dict):
         raise InvalidUse(f"{file} is not a JSON object")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A tensor that is listed twice would silently be the last one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        times = Counter(name for name, _ in pairs)
+        twice = max(times, key=times.__getitem__)
+        raise ValueError(f"{twice!r:.80} stands twice")
     return found

@@ -53,6 +53,8 @@ class Rule:
             re.compile(self.match)
         except re.error as error:
             raise LayoutError(f"{self.match!r:.80} is no regular expression: {error}") from None
+        if self.heads is not None and self.heads < 1:
+            raise LayoutError(f"the rule for {self.match!r:.80} has {self.heads} heads")
 
 
 def named(kv_heads: int | None = None) -> tuple[Rule, ...]:

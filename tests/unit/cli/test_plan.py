@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from transport.cli import commands
+from transport.errors import InvalidUse, NativeError
 
 SHAPES = {
     "model.embed_tokens.weight": {"shape": [64, 16], "dtype": "bfloat16"},
@@ -127,13 +129,12 @@ def test_names_that_no_rule_is_for_are_told(tmp_path):
         (("--from", "fsdp=2", "--to", "tp=2", "--together", "hosts"), "--ranks-per-host"),
         (("--from", "fsdp=2", "--to", "tp=2", "--gb-per-s", "0"), "--gb-per-s"),
         (("--from", "fsdp=2", "--to", "tp=2", "--dtype", "float3"), "float3 is none of"),
-        (
-            (
-                "--from",
-                "fsdp=2",
-            ),
-            "--to",
-        ),
+        (("--from", "fsdp=2", "--to", "tp=2", "--gb-per-s", "nan"), "not a finite number"),
+        (("--from", "fsdp=2", "--to", "tp=2", "--overhead-us", "inf"), "not a finite number"),
+        (("--from", "fsdp=2", "--to", "tp=2", "--json", "/nowhere/a.json"), "no folder /nowhere"),
+        (("--from", "fsdp=2", "--to", "tp=2", "--json", ""), "is a folder"),
+        (("--from", "fsdp=2", "--to", "tp=2", "--tensor", "x"), "has no x"),
+        (("--from", "fsdp=2"), "--to"),
     ],
 )
 def test_command_lines_that_make_no_sense(model, words, said):
@@ -142,9 +143,27 @@ def test_command_lines_that_make_no_sense(model, words, said):
     assert said in done.output
 
 
-def test_a_model_that_is_not_there_ends_with_one_typed_error():
-    done = run("--model", "nothing.json", "--from", "fsdp=2", "--to", "tp=2")
-    assert type(done.exception).__name__ == "Unavailable"
+@pytest.mark.parametrize("model", ["nothing", "nothing.json", "/no/file", "/", ""])
+def test_a_model_that_is_not_there(model):
+    done = run("--model", model, "--from", "fsdp=2", "--to", "tp=2")
+    assert done.exit_code == 2
+    assert f"{model!r} is neither a file nor one of deepseek-v3" in done.output
+
+
+def test_a_file_that_makes_no_sense_ends_with_one_typed_error(tmp_path):
+    file = tmp_path / "shapes.json"
+    file.write_text("[]")
+    done = run("--model", file, "--from", "fsdp=2", "--to", "tp=2")
+    assert type(done.exception) is InvalidUse
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_results_that_cannot_be_written_end_with_one_typed_error(model):
+    words = ("--model", model, "--from", "fsdp=2", "--to", "tp=2")
+    done = run(*words, "--json", "/dev/full")
+    assert type(done.exception) is NativeError
+    assert "writing /dev/full: No space left on device" in str(done.exception)
+    assert "least possible" in done.stdout
 
 
 @pytest.mark.slow
