@@ -428,6 +428,12 @@ def _allowed(wanted: Access, readonly: bool) -> Access:
     return Access.READ if readonly else wanted
 
 
+def check_engine(engine: Any) -> None:
+    """For rooms above. Raises InvalidUse for what is no engine."""
+    if not isinstance(engine, Engine):
+        raise InvalidUse(f"an Engine is wanted, not a {type(engine).__name__}")
+
+
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or name.encode("utf-8", "replace").decode() != name:
         raise InvalidUse(f"an engine's name is text that UTF-8 can write, not {name!r:.80}")

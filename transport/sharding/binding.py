@@ -6,6 +6,7 @@ by name, before a byte moves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from transport.sharding.cut import cut_of, joined
 from transport.sharding.strided import in_bytes, without_carries
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -80,6 +81,12 @@ class Binding:
         self.op = op
         self.rank = rank
         self._states = states
+        remote: Any = far
+        if not isinstance(remote, Mapping):
+            kind = type(remote).__name__
+            raise InvalidUse(
+                f"remote handles are given as {{rank: {{name: handle}}}}, not a {kind}"
+            )
         self._handles = far
         self._shapes: dict[int, Shapes] = {}  # of other ranks
         self._far: dict[tuple[int, int], Memory] = {}
@@ -124,6 +131,7 @@ class Binding:
     # ------------------------------------------------------------------------------ the near side
     def _checked(self, given: Mapping[str, Any]) -> dict[str, Memory]:
         shapes = self._states[0].local_shapes(self.rank)
+        _check_named(given, "the local tensors")
         unknown = [name for name in given if name not in shapes]
         if unknown:
             more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
@@ -154,7 +162,9 @@ class Binding:
 
     def _found(self, rank: int, name: str) -> Memory:
         which = f"{name!r} of rank {rank}"
-        handle = self._handles.get(rank, {}).get(name)
+        handles = self._handles.get(rank, {})
+        _check_named(handles, f"the handles of rank {rank}")
+        handle = handles.get(name)
         if handle is None:
             raise InvalidUse(f"there is no handle of {which}, which this rank needs")
         handle = _right(handle)
@@ -172,6 +182,11 @@ class Binding:
         if self.op != READ:
             memory.check_target(f"the handle of {which}")
         return memory
+
+
+def _check_named(given: Any, what: str) -> None:
+    if not isinstance(given, Mapping):
+        raise InvalidUse(f"{what} are given by name, not as a {type(given).__name__}")
 
 
 class _Names:

@@ -6,6 +6,7 @@ May import forms, flat, mesh and errors. Messages name the ranks that are wrong.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,10 +14,10 @@ import numpy as np
 from transport.errors import LayoutError
 from transport.sharding.flat import Flat
 from transport.sharding.forms import Boxes
-from transport.sharding.mesh import whole
+from transport.sharding.mesh import listed, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -29,7 +30,8 @@ MAX_NUMEL = 1 << 60  # so that offsets in bits stay in 64 bits
 
 def shape_of(shape: Sequence[int]) -> tuple[int, ...]:
     """A tensor's shape. Raises LayoutError for one that cannot be."""
-    checked = tuple(whole(extent, "the extent of a tensor's dimension") for extent in shape)
+    extents = listed(shape, "the shape of a tensor")
+    checked = tuple(whole(extent, "the extent of a tensor's dimension") for extent in extents)
     if len(checked) > MAX_DIMENSIONS or any(extent < 0 for extent in checked):
         raise LayoutError(f"{checked!r:.120} is no shape of a tensor")
     if math.prod(max(extent, 1) for extent in checked) > MAX_NUMEL:
@@ -46,8 +48,12 @@ def check_boxes(
     rank = len(shape)
     rows: list[tuple[int, Any, Any, Any]] = []
     locals_: dict[int, tuple[int, ...]] = {}
-    for holder in sorted({*boxes, *local_shapes}):
-        given = [box for box in boxes.get(holder, ()) if 0 not in box[1]]
+    for holder in _holders(boxes, local_shapes):
+        given = [
+            box
+            for box in map(_box, listed(boxes.get(holder, ()), "the boxes of a rank"))
+            if 0 not in box[1]
+        ]
         locals_[holder] = _local_shape(holder, given, local_shapes, rank)
         for offset, size, *at in given:
             rows.append((holder, offset, size, at[0] if at else (0,) * rank))
@@ -56,6 +62,20 @@ def check_boxes(
     ranks = _array(sorted(locals_), (len(locals_),))
     local = _array([locals_[int(holder)] for holder in ranks], (len(ranks), rank))
     return checked_boxes(shape, ranks, local, holders, *columns)
+
+
+def _holders(boxes: Any, local_shapes: Any) -> list[int]:
+    for given, of in ((boxes, "boxes"), (local_shapes, "local shapes")):
+        if not isinstance(given, Mapping):
+            raise LayoutError(f"{of} are given by rank, as in {{0: ...}}, not as {given!r:.80}")
+    return sorted(whole(rank, "a rank") for rank in {*boxes, *local_shapes})
+
+
+def _box(given: Any) -> tuple[Any, ...]:
+    box = listed(given, "a box")
+    if len(box) not in (2, 3):
+        raise LayoutError(f"a box is (offset, size) or (offset, size, at), not {given!r:.80}")
+    return tuple(listed(numbers, "a box's offset, size and place") for numbers in box)
 
 
 def _local_shape(

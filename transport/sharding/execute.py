@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from transport.engine.batch import READ, WRITE
+from transport.engine.engine import check_engine
 from transport.engine.sequence import Step, Steps
 from transport.errors import InvalidUse, LayoutError, PeerError, PeerLost, StaleRegion, Status
 from transport.sharding.binding import Binding
 from transport.sharding.convert import check_convertible
 from transport.sharding.missing import missing_of
 from transport.sharding.parcels import Parcel, close_all, direct_parcels
-from transport.sharding.plan import plan
+from transport.sharding.plan import plan, ranks_of
 from transport.sharding.run import Run
 from transport.sharding.staging import Stage, staged_parcels
 from transport.types import Closing, check_timeout
@@ -69,12 +70,13 @@ class Execution(Closing):
         target_places: Places | None = None,
         without: frozenset[int] = frozenset(),
     ) -> None:
+        check_engine(engine)
         self._engine = engine
         self._layouts = source, target
         self._rank = rank
         self._direction: Direction = direction
         self._places = source_places, target_places
-        self._without = frozenset(without)
+        self._without = ranks_of(without)
         self._plan = self._planned(self._without)
         states = (target, source) if direction == "pull" else (source, target)
         op = READ if direction == "pull" else WRITE
@@ -174,6 +176,8 @@ class Execution(Closing):
 
     def close(self) -> None:
         """Lets go of the memory; a run that is under way is cancelled. Idempotent."""
+        if self._engine._foreign():  # a forked child ends: all of this is its parent's
+            return
         self._closed = True
         self.cancel()
         close_all(self._parcels, self._spare)

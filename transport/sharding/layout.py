@@ -19,7 +19,7 @@ from transport.sharding.derived import (
     check_stack,
 )
 from transport.sharding.forms import Form, Placed, Table, digest
-from transport.sharding.mesh import Mesh, whole
+from transport.sharding.mesh import Mesh, listed, whole
 from transport.sharding.placement import normalised
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Layout:
 
     def permuted(self, axes: Sequence[int]) -> Layout:
         """With its dimensions in another order, as `torch.permute`; the local tensors stay."""
-        order = tuple(_axis(self, axis) for axis in axes)
+        order = tuple(_axis(self, axis) for axis in listed(axes, "an order of dimensions"))
         if sorted(order) != list(range(len(self.shape))):
             raise LayoutError(f"{list(axes)} is no order of the dimensions of a {self}")
         return Layout([self.shape[axis] for axis in order], self.dtype, Permuted(self, order))
@@ -160,7 +160,7 @@ class Layout:
         As serving engines keep a fused qkv: every rank has its rows of q, then of k, then of v.
         Raises LayoutError naming the ranks where the local tensors do not fit together.
         """
-        given = tuple(members)
+        given = _members(members)
         check_stack(given, dim)
         return tuple(
             Layout(member.shape, member.dtype, Stacked(given, dim, index))
@@ -174,7 +174,7 @@ class Layout:
         Pipeline stages and data-parallel replicas whose meshes know nothing of each other. Raises
         LayoutError for different shapes or dtypes, and for a rank in two of them.
         """
-        given = tuple(dict.fromkeys(members))
+        given = tuple(dict.fromkeys(_members(members)))
         if len(given) == 1:
             return given[0]
         if len({(m.shape, m.dtype, m.table.local_shapes.shape[1]) for m in given}) != 1:
@@ -250,8 +250,16 @@ def _axis(layout: Layout, dim: int) -> int:
     return dim % rank
 
 
+def _members(given: Any) -> tuple[Layout, ...]:
+    """Raises LayoutError where these are no layouts."""
+    members = listed(given, "layouts")
+    if not members or not all(isinstance(it, Layout) for it in members):
+        raise LayoutError(f"one Layout or more is wanted, not {given!r:.80}")
+    return members
+
+
 def _box(layout: Layout, offset: Sequence[int], size: Sequence[int]) -> tuple[Any, Any]:
-    low = tuple(whole(index, "an offset") for index in offset)
+    low = tuple(whole(index, "an offset") for index in listed(offset, "an offset"))
     extent = shape_of(size)
     fits = len(low) == len(extent) == len(layout.shape) and all(
         a >= 0 and a + n <= m for a, n, m in zip(low, extent, layout.shape)

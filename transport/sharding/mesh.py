@@ -44,7 +44,8 @@ class Mesh:
         names: Sequence[str] | None = None,
         ranks: ArrayLike | None = None,
     ) -> None:
-        self.shape = tuple(whole(extent, "the extent of a mesh dimension") for extent in shape)
+        extents = listed(shape, "the shape of a mesh")
+        self.shape = tuple(whole(extent, "the extent of a mesh dimension") for extent in extents)
         if any(extent < 1 for extent in self.shape):
             raise LayoutError(f"a mesh has at least one rank along each dimension: {self.shape}")
         self.size = math.prod(self.shape)
@@ -112,6 +113,16 @@ def whole(value: Any, what: str) -> int:
         raise LayoutError(f"{what} is an integer, not {value!r:.80}") from None
 
 
+def listed(values: Any, what: str) -> tuple[Any, ...]:
+    """`values` as a tuple. Raises LayoutError where they are no sequence, or are text."""
+    try:
+        if not isinstance(values, (str, bytes)):
+            return tuple(values)
+    except TypeError:
+        pass
+    raise LayoutError(f"{what}: a sequence is wanted, not {values!r:.80}")
+
+
 def frozen(values: ArrayLike) -> NDArray[np.int64]:
     """A read-only copy as int64."""
     array: NDArray[np.int64] = np.array(values, dtype=np.int64, order="C")
@@ -120,11 +131,11 @@ def frozen(values: ArrayLike) -> NDArray[np.int64]:
 
 
 def _names(names: Sequence[str] | None, rank: int) -> tuple[str, ...]:
-    chosen = tuple(f"dim{i}" for i in range(rank)) if names is None else tuple(names)
+    chosen = tuple(f"dim{i}" for i in range(rank)) if names is None else listed(names, "the names")
     if len(chosen) != rank:
         raise LayoutError(f"{len(chosen)} names for a mesh of {rank} dimensions: {chosen}")
     for name in chosen:
-        if not _NAME.fullmatch(name):
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise LayoutError(f"{name!r:.80} cannot be the name of a mesh dimension")
     if len(set(chosen)) < rank:
         raise LayoutError(f"mesh dimensions have different names: {chosen}")
@@ -133,7 +144,10 @@ def _names(names: Sequence[str] | None, rank: int) -> tuple[str, ...]:
 
 def _ranks(ranks: ArrayLike | None, shape: tuple[int, ...]) -> NDArray[np.int64]:
     size = math.prod(shape)
-    grid = frozen(np.arange(size) if ranks is None else ranks)
+    try:
+        grid = frozen(np.arange(size) if ranks is None else ranks)
+    except (TypeError, ValueError, OverflowError):
+        raise LayoutError(f"the ranks of a mesh are integers, not {ranks!r:.80}") from None
     if grid.size != size:
         raise LayoutError(f"{grid.size} ranks for a mesh of {shape}")
     if grid.min() < 0 or len(np.unique(grid)) < size:

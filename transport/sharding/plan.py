@@ -5,6 +5,7 @@ May import everything of this room that is pure, memory.dtypes and errors; no en
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -136,7 +137,8 @@ def plan(
     if direction not in ("pull", "push"):
         raise InvalidUse(f"direction={direction!r}; it is 'pull' or 'push'")
     places = source_places, target_places
-    gone = frozenset(without)
+    _check_places(places)
+    gone = ranks_of(without)
     facts = digest(source.key, target.key, *(p.key if p else b"" for p in places), sorted(gone))
     key = digest(facts, rank, direction)
 
@@ -147,6 +149,20 @@ def plan(
         return _planned(_planners.get(facts, planner), rank, direction, key)
 
     return _plans.get(key, make)
+
+
+def _check_places(places: tuple[Any, Any]) -> None:
+    for side, given in zip(("source", "target"), places):
+        if not isinstance(given, (Places, type(None))):
+            raise InvalidUse(f"{side}_places is a Places or None, not a {type(given).__name__}")
+
+
+def ranks_of(given: Any) -> frozenset[int]:
+    """As `without` has them. Raises InvalidUse for what are no ranks."""
+    try:
+        return frozenset(map(operator.index, given))
+    except TypeError:
+        raise InvalidUse(f"without is a collection of ranks, not {given!r:.80}") from None
 
 
 def _planned(planner: Planner, rank: int, direction: Direction, key: bytes) -> Plan:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     """First indices and lengths."""
 
 
-MAX_NUMBERS = 1 << 24
-"""Of one layout, in an array of its pieces: a bound for descriptions from outside."""
+MAX_NUMBERS = 1 << 22
+"""Of one layout, in an array of its pieces: a bound for descriptions from outside. Three dimensions
+on as many ranks as a mesh may have fit in it."""
 
 
 def bounded(count: int) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, Mapping
 from functools import cached_property
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from transport.errors import LayoutError
 from transport.sharding.layout import Layout
 from transport.sharding.sharing import check_sharing
 from transport.sharding.wire import decode_state, encode_state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class Entry(NamedTuple):
@@ -33,13 +30,15 @@ class StateLayout(Mapping[str, Entry]):
     """
 
     def __init__(self, entries: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> None:
-        items: Any = entries.items() if isinstance(entries, Mapping) else entries
+        items: Any = entries.items() if isinstance(entries, Mapping) else _pairs(entries)
         shared: dict[bytes, Layout] = {}
         seen: dict[int, Layout] = {}  # what is asked of 100,000 tensors is a look-up
         kept: list[Layout] = []  # so that no id is given out again
         made: dict[str, Entry] = {}
         for name, given in items:
             layout, tensor = given if type(given) is Entry else _entry(name, given)
+            if not isinstance(name, str):
+                raise LayoutError(f"the name of a tensor is text, not {name!r:.80}")
             known = seen.get(id(layout))
             if known is None:
                 known = seen[id(layout)] = shared.setdefault(layout.key, layout)
@@ -139,7 +138,7 @@ class StateLayout(Mapping[str, Entry]):
     @classmethod
     def decode(cls, data: bytes) -> StateLayout:
         """The opposite of `encode`. Raises LayoutError for bytes that describe no layouts."""
-        return cls((name, Entry(layout, tensor)) for name, layout, tensor in decode_state(data))
+        return cls({name: Entry(layout, tensor) for name, layout, tensor in decode_state(data)})
 
     def __eq__(self, other: object) -> bool:
         return self.key == other.key if isinstance(other, StateLayout) else NotImplemented
@@ -152,6 +151,14 @@ class StateLayout(Mapping[str, Entry]):
 
     def __repr__(self) -> str:
         return f"<StateLayout tensors={len(self)} layouts={len(self.layouts)}>"
+
+
+def _pairs(entries: Any) -> Iterator[tuple[Any, Any]]:
+    """Raises LayoutError where these are no pairs."""
+    for pair in entries if isinstance(entries, Iterable) else [entries]:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            raise LayoutError(f"layouts are given by name, {{'w': layout}}, not as {entries!r:.80}")
+        yield pair[0], pair[1]
 
 
 def _entry(name: str, given: Any) -> Entry:

@@ -29,8 +29,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 VERSION = 1
-MAX_BYTES = 1 << 28
-MAX_NUMBERS = 1 << 26  # indices of all pieces: what decoding may take, some GB
+# What the largest published models need, four times over and more: Kimi-K2's 140,000 tensors on
+# 4,096 ranks are 8 MB, DeepSeek-V3's in 16 pipeline stages 4,400 layouts, and those of a model
+# spread over 16,384 ranks 720,000 indices. All of it at once takes seconds and hundreds of MB.
+MAX_BYTES = 1 << 26
+MAX_NUMBERS = 1 << 22  # indices of all pieces
+MAX_LAYOUTS = 1 << 15
+MAX_TENSORS = 1 << 20
 
 _Extent: TypeAlias = Annotated[int, Meta(ge=0, le=1 << 60)]
 _Shape: TypeAlias = Annotated[tuple[_Extent, ...], Meta(max_length=16)]
@@ -101,9 +106,10 @@ WireLayout: TypeAlias = WirePlaced | WireBoxes | WireFlat | WireDerived
 
 class WireState(Struct, frozen=True, array_like=True):
     version: int
-    meshes: list[WireMesh]
-    layouts: list[WireLayout]
-    entries: list[tuple[str, _Index, str]]  # name, layout, local tensor ("": the same name)
+    meshes: Annotated[list[WireMesh], Meta(max_length=MAX_LAYOUTS)]
+    layouts: Annotated[list[WireLayout], Meta(max_length=MAX_LAYOUTS)]
+    # name, layout, local tensor ("": the same name)
+    entries: Annotated[list[tuple[str, _Index, str]], Meta(max_length=MAX_TENSORS)]
 
 
 class _Writer:
@@ -182,7 +188,9 @@ def decode_state(data: bytes) -> list[tuple[str, Layout, str]]:
         raise LayoutError("these bytes describe layouts that do not fit together") from None
 
 
-def _parse(data: bytes) -> WireState:
+def _parse(data: Any) -> WireState:
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise LayoutError(f"a description is bytes, not a {type(data).__name__}")
     if len(data) > MAX_BYTES:
         raise LayoutError(f"a description of {len(data)} bytes is over the limit of {MAX_BYTES}")
     try:

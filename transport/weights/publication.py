@@ -9,6 +9,7 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
+from transport.engine.engine import check_engine
 from transport.errors import InvalidUse
 from transport.ffi.handle import Handle
 from transport.types import check_timeout
@@ -331,6 +332,7 @@ def publish(
     memory that cannot be published and for a name and rank that this engine publishes already,
     NativeError where memory is short.
     """
+    check_engine(engine)
     card.check_name(name)
     tensors = tensors_of(state)
     told, rank = described(state, rank)

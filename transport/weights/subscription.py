@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from transport.engine.engine import check_engine
 from transport.errors import (
     DeadlineExceeded,
     InvalidUse,
@@ -77,6 +78,7 @@ class Subscription(Handle):
         without: Iterable[int] = (),
         ahead: bool = True,
     ) -> None:
+        check_engine(engine)
         self._engine = engine
         self._name = check_name(name)
         self._receive = receive

@@ -10,6 +10,7 @@ from transport.errors import LayoutError
 from transport.sharding.layout import Layout
 from transport.sharding.mesh import Mesh
 from transport.sharding.placement import Replicate, Shard, StridedShard
+from transport.sharding.state import StateLayout
 
 NOBODY = shards.NOBODY
 
@@ -181,3 +182,38 @@ two_boxes = {2: [((0, 0), (2, 2)), ((2, 2), (2, 2), (1, 1))]}
 def test_what_cannot_be_is_refused(wrong, words):
     with pytest.raises(LayoutError, match=words):
         wrong()
+
+
+MESH = Mesh((2,), ("dp",))
+HALVES = Layout.placed([4], "float32", MESH, [Shard(0)])
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Mesh(2), "the shape of a mesh"),
+        (lambda: Mesh((2, 2), "dp"), "the names"),
+        (lambda: Mesh((2,), (3,)), "cannot be the name"),
+        (lambda: Mesh((2,), None, ["x", 1]), "ranks of a mesh are integers"),
+        (lambda: Layout.placed([4], "float32", (2,), [Shard(0)]), "not a tuple"),
+        (lambda: Layout.placed(4, "float32", MESH, [Shard(0)]), "the shape of a tensor"),
+        (lambda: Layout.explicit([4], "float32", [1]), "given by rank"),
+        (lambda: Layout.explicit([4], "float32", {0: []}, 3), "given by rank"),
+        (lambda: Layout.explicit([4], "float32", {0: 3}), "the boxes of a rank"),
+        (lambda: Layout.explicit([4], "float32", {0: [3]}), "a box"),
+        (lambda: Layout.explicit([4], "float32", {0: [((0,), 4)]}), "offset, size and place"),
+        (lambda: Layout.explicit([4], "float32", {"a": [((0,), (4,))]}), "a rank"),
+        (lambda: Layout.union([3]), "one Layout or more"),
+        (lambda: Layout.union([]), "one Layout or more"),
+        (lambda: Layout.stacked(3), "layouts"),
+        (lambda: HALVES.part(0, (1,)), "an offset"),
+        (lambda: HALVES.permuted(0), "an order of dimensions"),
+        (lambda: StateLayout(["a"]), "given by name"),
+        (lambda: StateLayout(3), "given by name"),
+        (lambda: StateLayout({3: HALVES}), "the name of a tensor is text"),
+        (lambda: StateLayout.decode("x"), "is bytes, not a str"),
+    ],
+)
+def test_what_is_of_another_type_is_refused_by_name(make, words):
+    with pytest.raises(LayoutError, match=words):
+        make()

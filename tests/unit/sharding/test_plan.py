@@ -257,6 +257,12 @@ def test_what_is_no_layout_and_no_rank():
     for rank in ("0", None, True, 0.0):
         with pytest.raises(InvalidUse, match="a rank is a whole number"):
             plan(state, state, rank)
+    for wrong in (3, [0]):
+        with pytest.raises(InvalidUse, match="source_places is a Places or None"):
+            plan(state, state, 0, source_places=wrong)
+    for wrong in (3, ["0"], "0"):
+        with pytest.raises(InvalidUse, match="without is a collection of ranks"):
+            plan(state, state, 0, without=wrong)
     with pytest.raises(LayoutError, match=r"a mesh is a Mesh.*not a tuple"):
         Layout.placed((4,), "int8", (2,), [Shard(0)])
 

@@ -109,6 +109,11 @@ def test_heads_that_do_not_fit_are_refused():
         lay(LLAMA, "tp=3", kv_heads=2)
 
 
+def test_a_rule_has_heads_or_none():
+    with pytest.raises(LayoutError, match="'x' has 0 heads"):
+        Rule("x", tp=0, heads=0)
+
+
 def test_fsdp_cuts_what_tensor_parallelism_has_cut():
     """As FSDP2 over a parallelised module: dimension 0 of each tensor parallel rank's own rows."""
     state = lay(LLAMA, "fsdp=2,tp=4")

@@ -13,7 +13,10 @@ from transport.errors import LayoutError
 from transport.sharding import wire
 from transport.sharding.layout import Layout
 from transport.sharding.mesh import Mesh
+from transport.sharding.models import MODELS
+from transport.sharding.parallelism import Parallelism
 from transport.sharding.placement import Shard, StridedShard
+from transport.sharding.rules import named, sharded
 from transport.sharding.state import StateLayout
 
 
@@ -141,3 +144,34 @@ def test_layouts_made_of_each_other_without_end_are_refused():
     flat = ["flat", [4], "int8", [bytes(8)] * 5]
     with pytest.raises(LayoutError, match="times over"):
         StateLayout.decode(msgspec.msgpack.encode([1, [], [flat, *parts], []]))
+
+
+_SMALL = ["placed", [4], "int8", 0, [[0, 1]]]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        [1, [_ONE], [_SMALL], [["", 0, ""]] * (wire.MAX_TENSORS + 1)],
+        [1, [_ONE], [_SMALL] * (wire.MAX_LAYOUTS + 1), []],
+    ],
+)
+def test_more_tensors_or_layouts_than_any_model_has_are_refused_unread(state):
+    with pytest.raises(LayoutError, match="describe no layouts"):
+        StateLayout.decode(msgspec.msgpack.encode(state))
+
+
+@pytest.mark.slow
+def test_the_largest_published_models_are_well_within_the_bounds():
+    """A quarter of each bound is enough for them; 16 stages make the most layouts."""
+    model = MODELS["kimi-k2"]
+    spread = Parallelism.parse("fsdp=4096")
+    state = sharded(model.tensors(), spread, named(model.kv_heads))
+    assert len(state.encode()) < wire.MAX_BYTES / 4
+    assert len(state) < wire.MAX_TENSORS / 4
+    indices = sum(it.ranks.size + it.pieces().offset.size for it in state.layouts)
+    assert 4 * indices < wire.MAX_NUMBERS / 4  # on four times as many ranks
+    model = MODELS["deepseek-v3"]
+    staged = sharded(model.tensors(), Parallelism.parse("pp=16,fsdp=16,tp=4,ep=64"), named())
+    assert len(staged.layouts) < wire.MAX_LAYOUTS / 4
+    assert StateLayout.decode(state.encode()) == state
