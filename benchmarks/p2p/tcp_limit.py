@@ -45,6 +45,7 @@ OURS, IPERF3, BARE = "transport", "iperf3", "bare sockets"
 PART = 16 << 20  # bytes of one transfer; so many of them are under way that the path is never idle,
 PARTS = 16  # though a stream that lost packets holds up one of them for some time
 COLD = 64 << 20
+_TRIES = 3  # its server is busy for a moment after each turn
 _ARRIVED = """
 senders = [it for it in servant.engine.peers if it.incarnation == sender]
 result = sum(it.counters()["served"]["bytes"] for it in senders)
@@ -168,9 +169,14 @@ def iperf3(route: Route, block: int) -> Generator[Callable[[float], float]]:
 
         def rate(seconds: float) -> float:
             how = ("-P", str(route.streams), "-l", str(block), "-t", str(seconds), "--json")
-            done = subprocess.run(["iperf3", "-c", *where, *how], check=True, capture_output=True)
-            found = json.loads(done.stdout)["end"]["sum_received"]
-            return float(found["bits_per_second"]) / 8
+            found: dict[str, Any] = {}
+            for _ in range(_TRIES):
+                done = subprocess.run(["iperf3", "-c", *where, *how], stdout=subprocess.PIPE)
+                found = json.loads(done.stdout)
+                if "sum_received" in found.get("end", {}):
+                    return float(found["end"]["sum_received"]["bits_per_second"]) / 8
+                time.sleep(1)
+            raise SystemExit(f"iperf3 says: {found.get('error')}")
 
         try:
             yield rate
