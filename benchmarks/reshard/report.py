@@ -24,7 +24,7 @@ def to_json(case: Case, found: Sequence[Found], limit: Sequence[float]) -> dict[
         "targets": len(case.states["target"].ranks),
         "limit_gb_per_s": _median(limit),
         "limits": list(limit),
-        "rows": [_row(case, it) for it in found],
+        "rows": [_row(case, it, _best(found, "limit")) for it in found],
         "targets_asked": [
             _of_rivals(found),
             _of_limit(found),
@@ -32,7 +32,7 @@ def to_json(case: Case, found: Sequence[Found], limit: Sequence[float]) -> dict[
     }
 
 
-def _row(case: Case, found: Found) -> dict[str, Any]:
+def _row(case: Case, found: Found, bare: Found | None) -> dict[str, Any]:
     median = found.median
     return {
         "way": found.way.name,
@@ -43,8 +43,19 @@ def _row(case: Case, found: Found) -> dict[str, Any]:
         "seconds": found.seconds,
         "median_s": median,
         "gb_per_s": case.nbytes / median / 1e9 if median else None,
+        "of_limit": _ratio(found, bare),
         "reason": found.reason,
     }
+
+
+def _ratio(found: Found | None, other: Found | None) -> float | None:
+    """How fast, of the other: the median over the rounds, in each of which both had the machine as
+    it then was. None where one of them was not measured in every round."""
+    if not (found and other and found.median and other.median):
+        return None
+    if len(found.seconds) != len(other.seconds):
+        return None
+    return _median([theirs / own for own, theirs in zip(found.seconds, other.seconds)])
 
 
 def _best(found: Sequence[Found], kind: str) -> Found | None:
@@ -54,17 +65,25 @@ def _best(found: Sequence[Found], kind: str) -> Found | None:
 
 def _of_rivals(found: Sequence[Found]) -> dict[str, Any]:
     ours, rival = _best(found, "ours"), _best(found, "rival")
-    ratio = rival.median / ours.median if ours and rival and ours.median and rival.median else None
     words = f"{ours.way.name}, of {rival.way.name}" if ours and rival else "not measured"
-    return {"name": "rate, of the best rival's", "who": words, "asked": OF_RIVALS, "found": ratio}
+    return {
+        "name": "rate, of the best rival's",
+        "who": words,
+        "asked": OF_RIVALS,
+        "found": _ratio(ours, rival),
+    }
 
 
 def _of_limit(found: Sequence[Found]) -> dict[str, Any]:
     """Of copies between memory of the same kinds, by a thread of each target at the same time."""
     ours, bare = _best(found, "ours"), _best(found, "limit")
-    ratio = bare.median / ours.median if ours and bare and ours.median and bare.median else None
     words = f"{ours.way.name}, of {bare.way.name}" if ours and bare else "not measured"
-    return {"name": "rate, of the copy limit", "who": words, "asked": OF_LIMIT, "found": ratio}
+    return {
+        "name": "rate, of the copy limit",
+        "who": words,
+        "asked": OF_LIMIT,
+        "found": _ratio(ours, bare),
+    }
 
 
 def table(result: dict[str, Any]) -> str:
@@ -75,17 +94,18 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         head,
         "",
-        "| way | first | then (median) | GB/s | its syncs |",
-        "| --- | --- | --- | --- | --- |",
+        "| way | first | then (median) | GB/s | of the copy limit, by rounds | its syncs |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in result["rows"]:
         if row["median_s"] is None:
-            lines.append(f"| {row['way']} | - | {row['reason'] or 'WRONG BYTES'} | - | - |")
+            lines.append(f"| {row['way']} | - | {row['reason'] or 'WRONG BYTES'} | - | - | - |")
             continue
         each = ", ".join(f"{it * 1e3:.3g}" for it in row["seconds"])
+        share = "-" if row["of_limit"] is None else f"{row['of_limit']:.2f}"
         lines.append(
             f"| {row['way']} | {row['first_s'] * 1e3:.3g} ms | {row['median_s'] * 1e3:.3g} ms | "
-            f"{row['gb_per_s']:.3g} | {each} |"
+            f"{row['gb_per_s']:.3g} | {share} | {each} |"
         )
     words = f"{result['targets']} threads of one process, on buffers of their own"
     lines += ["", f"{words}: {result['limit_gb_per_s']:.3g} GB/s"]

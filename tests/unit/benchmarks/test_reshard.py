@@ -85,12 +85,19 @@ def verdicts(case, *rows):
     return {it["asked"]: it["found"] for it in report.to_json(case, rows, [2e-6])["targets_asked"]}
 
 
-def test_ratios_are_of_medians(case):
+def test_ratios_are_medians_of_those_within_a_round(case):
     ours, rival = found("ours", [0.1, 0.3, 0.2]), found("rival", [0.8, 0.9, 0.7])
     given = verdicts(case, ours, rival, found("limit", [0.05, 0.15, 0.1]))
-    assert given[report.OF_RIVALS] == pytest.approx(4)
+    assert given[report.OF_RIVALS] == pytest.approx(3.5)
     assert given[report.OF_LIMIT] == pytest.approx(0.5)
     assert verdicts(case, ours, rival)[report.OF_LIMIT] is None
+    assert verdicts(case, ours, found("limit", [0.05, 0.15]))[report.OF_LIMIT] is None
+
+
+def test_what_slows_a_round_slows_both(case):
+    rows = [found("ours", [0.2, 2.0, 0.2, 2.0]), found("limit", [0.1, 1.0, 0.1, 0.2])]
+    assert verdicts(case, *rows)[report.OF_LIMIT] == pytest.approx(0.5)
+    assert "| 0.50 |" in report.table(report.to_json(case, rows, [1.0]))
 
 
 def test_wrong_bytes_do_not_count_and_are_shouted(case):
