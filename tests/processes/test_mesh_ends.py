@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 import subprocess
 import sys
+import time
+
+import transport
+from transport import InvalidUse
+from transport.mesh.hosts.local import LocalHost
 
 PROGRAM = """
 import sys, threading, transport
@@ -82,3 +88,54 @@ def test_interrupts_are_told_what_goes_on(tmp_path):
         _, said = program.communicate(timeout=60)
     assert said.rstrip().endswith("KeyboardInterrupt")
     assert program.returncode == -signal.SIGINT
+
+
+def test_a_mesh_that_is_dropped_is_a_warning_once_nobody_can_use_it(tmp_path):
+    program = """
+import warnings
+warnings.simplefilter("always")
+one = talkers.slice(rank=0)
+del mesh, talkers
+print("in use", file=sys.stderr)
+del one
+print("dropped", file=sys.stderr)
+"""
+    done = run(tmp_path, program)
+    in_use, warned, dropped = (
+        done.stderr.index(text)
+        for text in ("in use", "ResourceWarning: the mesh local", "dropped\n")
+    )
+    assert in_use < warned < dropped
+    assert done.stderr.count("the mesh local was dropped") == 1
+    assert done.returncode == 0
+
+
+def why_not(call, *args):
+    """Keeps nothing of what is raised."""
+    try:
+        call(*args)
+    except InvalidUse as error:
+        return str(error)
+    return ""
+
+
+def test_a_replacement_that_a_stop_refuses_is_not_logged(caplog):
+    class Stopping(LocalHost):
+        """Its mesh is stopped when it has started a second time."""
+
+        mesh = None
+
+        def start(self, ranks):
+            started = super().start(ranks)
+            if self.mesh is not None:
+                self.mesh.stop()
+            return started
+
+    host = Stopping()
+    mesh = transport.ProcessMesh.start(host, {"rank": 1})
+    host.mesh = mesh
+    assert "stopped meanwhile" in why_not(mesh.replace, 0)
+    for _ in range(10):
+        gc.collect()
+        time.sleep(0.1)  # what is logged is logged by a thread of its own
+    assert "nobody asked" not in caplog.text

@@ -26,14 +26,18 @@ class ActorMesh:
         name: str,
         methods: frozenset[str],
         spawned: tuple[int, ...] | None = None,
+        held: object = None,
     ) -> None:
-        """`spawned`: ranks of all that were made together; of this shape where it is not given."""
+        """`spawned`: ranks of all that were made together; of this shape where it is not given.
+        `held` is kept.
+        """
         self._team = team
         self._shape = shape
         self._actor = actor
         self._name = name
         self._methods = methods
         self._spawned = shape.ranks if spawned is None else spawned
+        self._held = held
 
     def __getattr__(self, method: str) -> Endpoint[Any]:
         if method.startswith("__") or method not in self.__dict__.get("_methods", ()):
@@ -82,7 +86,8 @@ class ActorMesh:
 
     def _view(self, shape: Shape) -> ActorMesh:
         team, spawned = self._team, self._spawned
-        return ActorMesh(team, shape, self._actor, self._name, self._methods, spawned)
+        actor, name, methods = self._actor, self._name, self._methods
+        return ActorMesh(team, shape, actor, name, methods, spawned, self._held)
 
     def __reduce__(self) -> tuple[Any, ...]:
         team = self._team

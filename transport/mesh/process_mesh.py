@@ -6,6 +6,7 @@ May import processes and actor_mesh.
 from __future__ import annotations
 
 import logging
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from transport.config import Settings
@@ -31,12 +32,28 @@ logger = logging.getLogger(__name__)
 _HASTE = 2.0  # seconds for processes to end by themselves after Ctrl-C
 
 
-class ProcessMesh(Closing):
-    """Processes that this one owns. They end with it, and with `stop` or the end of `with`."""
+class Held:
+    """What all views of a mesh and of its actors have; gone, when nobody can use it any more."""
 
-    def __init__(self, processes: Processes, shape: Shape) -> None:
+    def __init__(self, processes: Processes) -> None:
+        self._processes = processes
+
+    def __del__(self) -> None:
+        if self._processes.runs:
+            text = f"the mesh {self._processes.name} was dropped without stop(): it runs on"
+            warnings.warn(text, ResourceWarning, stacklevel=1, source=self)
+
+
+class ProcessMesh(Closing):
+    """Processes that this one owns. They end with it, and with `stop` or the end of `with`.
+
+    One that is dropped without either is a ResourceWarning, and ends with the program.
+    """
+
+    def __init__(self, processes: Processes, shape: Shape, held: Held | None = None) -> None:
         self._processes = processes
         self._shape = shape
+        self._held = held or Held(processes)
 
     @classmethod
     def start(
@@ -70,7 +87,7 @@ class ProcessMesh(Closing):
                 f"an endpoint named {min(hidden)!r} would be hidden by ActorMesh's own"
             )
         number = self._processes.spawn(self._shape, name, actor, args, kwargs)
-        return ActorMesh(self._processes, self._shape, number, name, methods)
+        return ActorMesh(self._processes, self._shape, number, name, methods, held=self._held)
 
     def discard(self, actors: ActorMesh) -> None:
         """Lets these actors clean up and go, in all their processes; calls to them fail then."""
@@ -94,19 +111,22 @@ class ProcessMesh(Closing):
 
     def slice(self, **picks: int | slice) -> ProcessMesh:
         """Some of the processes: a number drops its dimension, a slice keeps it."""
-        return ProcessMesh(self._processes, self._shape.slice(**picks))
+        return self._view(self._shape.slice(**picks))
 
     def flatten(self, name: str) -> ProcessMesh:
         """The same processes in one dimension, in row-major order."""
-        return ProcessMesh(self._processes, self._shape.flatten(name))
+        return self._view(self._shape.flatten(name))
 
     def rename(self, **names: str) -> ProcessMesh:
         """`rename(old="new")`."""
-        return ProcessMesh(self._processes, self._shape.rename(**names))
+        return self._view(self._shape.rename(**names))
 
     def split(self, name: str, **sizes: int) -> ProcessMesh:
         """`split("rank", replica=2, shard=4)`: one dimension becomes several."""
-        return ProcessMesh(self._processes, self._shape.split(name, **sizes))
+        return self._view(self._shape.split(name, **sizes))
+
+    def _view(self, shape: Shape) -> ProcessMesh:
+        return ProcessMesh(self._processes, shape, self._held)
 
     def supervise(
         self,

@@ -87,6 +87,13 @@ class Processes:
     def deadline(self) -> float:
         return self.settings.call_deadline
 
+    @property
+    def runs(self) -> bool:
+        """Whether there are processes to be stopped here."""
+        own = os.getpid()
+        others = any(each.process is not None and each.process.pid != own for each in self._members)
+        return others and not self.stopped and self._pid == own
+
     def door(self, rank: int) -> str:
         ready = self.member(rank).ready
         return ready.door if ready is not None else ""
@@ -142,7 +149,7 @@ class Processes:
 
     def _ended_early(self, future: Future[None], index: int) -> Callable[..., None]:
         def ended(member: Member, crash: ActorCrashed) -> None:
-            future.settle(index, Failed(crash, expected=member.stopping))
+            future.settle(index, Failed(crash, expected=member.stopping or self.stopped))
             self._ended(member, crash)
 
         return ended
@@ -312,9 +319,7 @@ class Processes:
 
     def stop_at_exit(self) -> None:
         """What the processes wrote arrives. Actors beside the program's own code end with it."""
-        own = os.getpid()
-        processes = [each.process for each in self._members if each.process is not None]
-        if own == self._pid and any(process.pid != own for process in processes):
+        if self.runs:
             self.stop(_EXIT)
 
 

@@ -44,8 +44,9 @@ class Ticket(NamedTuple):
 class Tensors(Closing):
     """The engine, the leases of what was lent here, and what this process holds of others'."""
 
-    def __init__(self, **options: Any) -> None:
-        """`options` are the engine's."""
+    def __init__(self, hosts: tuple[str, ...] = (), **options: Any) -> None:
+        """`options` are the engine's; `hosts`: what it was told to be reached by."""
+        self.hosts = hosts
         self.settings: Settings = options.get("settings") or Settings.from_env()
         self.engine = Engine(**options)
         self.leases = Leases(self.settings.mesh_lease)
@@ -196,6 +197,7 @@ def _settle(said: Transfer | None) -> None:
 _lock = threading.Lock()
 _options: dict[str, Any] = {}
 _here: Tensors | None = None
+_before: list[Tensors] = []  # that other hosts could not reach
 
 
 def configure(**options: Any) -> None:
@@ -208,15 +210,23 @@ def configure(**options: Any) -> None:
 
 
 def here() -> Tensors:
-    """Of this process; made, with its engine, at its first use."""
+    """Of this process; made, with its engine, at its first use.
+
+    Where a link to another host came later than its engine, which that host cannot reach, there is
+    another from then on; what was lent before stays with the first.
+    """
     global _here
     found = _here
-    if found is not None and not found.engine.closed:
+    if found is not None and not found.engine.closed and found.hosts == reach.hosts():
         return found
     with _lock:
-        if _here is None or _here.engine.closed:
-            listen = [str(TcpAddress(host, 0)) for host in reach.hosts()] or None
-            _here = Tensors(**{"listen": listen, **_options})
+        found, hosts = _here, reach.hosts()
+        if found is None or found.engine.closed or found.hosts != hosts:
+            listen = [str(TcpAddress(host, 0)) for host in hosts] or None
+            _here = Tensors(hosts, **{"listen": listen, **_options})
+            if found is not None:
+                _before.append(found)
+        assert _here is not None
         return _here
 
 
@@ -229,14 +239,17 @@ def close() -> None:
     """Closes the engine, where there is one; the next use makes another. Idempotent."""
     global _here
     with _lock:
-        found, _here = _here, None
-    if found is not None:
-        found.close()
+        found = [*_before, *([] if _here is None else [_here])]
+        _before.clear()
+        _here = None
+    for each in found:
+        each.close()
 
 
 def _after_fork_in_child() -> None:
     global _here, _lock
     _here, _lock = None, threading.Lock()
+    _before.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 
+import numpy
 import pytest
 
 from transport.mesh import reach, tensors
+from transport.mesh.remote_tensor import RemoteTensor
 
 
 @pytest.fixture(autouse=True)
@@ -45,3 +47,18 @@ def test_the_engine_listens_where_others_reach_it(monkeypatch):
     monkeypatch.setattr(reach, "_hosts", ["127.0.0.1"])
     tensors.close()
     assert any(address.startswith("127.0.0.1:") for address in tensors.here().engine.addresses)
+
+
+def test_an_engine_that_others_cannot_reach_is_followed_by_one_that_they_can(monkeypatch):
+    first = tensors.here()
+    array = numpy.arange(100)
+    handle, ticket = first.lease(array, 1)
+    kept = RemoteTensor(handle, first.take([ticket])[0], "numpy", "cpu")
+    monkeypatch.setattr(reach, "_hosts", ["127.0.0.1"])
+    second = tensors.here()
+    assert any(address.startswith("127.0.0.1:") for address in second.engine.addresses)
+    assert tensors.here() is second
+    assert numpy.array_equal(kept.fetch(), array)  # with the second, from the first
+    tensors.close()
+    assert first.engine.closed
+    assert second.engine.closed
