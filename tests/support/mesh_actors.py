@@ -44,6 +44,10 @@ class Probe(Actor):
         return value
 
     @endpoint
+    def total(self, remote):
+        return int(remote.fetch().sum())
+
+    @endpoint
     def settings(self):
         return Settings.from_env()
 

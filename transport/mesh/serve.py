@@ -58,7 +58,7 @@ class Server:
             self._owner = link
             reach.note(sock)
             if sock.family != socket.AF_UNIX:  # others may be on other hosts, too
-                self.door.open_tcp(sock.getsockname()[0])
+                self.door.open_tcp(reach.own_host(sock))
         link.begin()
         with contextlib.suppress(PeerLost):
             link.send(m.Ready(os.getpid(), self.door.text))

@@ -36,6 +36,16 @@ def test_links_within_this_host_tell_nothing():
     assert all(address.startswith("unix:") for address in tensors.here().engine.addresses)
 
 
+def test_a_link_that_came_to_a_socket_for_both_kinds_of_addresses():
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)), server.accept()[0] as accepted:
+            assert accepted.getsockname()[0] == "::ffff:127.0.0.1"
+            reach.note(accepted)
+            assert reach.own_host(accepted) == "127.0.0.1"
+    assert reach.hosts() == ()
+
+
 def test_a_link_to_another_host_is_noted_once():
     with Link() as link:
         reach.note(link)
