@@ -241,7 +241,7 @@ def measure(arguments: argparse.Namespace, buffers: Buffers) -> Result:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     option = parser.add_argument
     option("--address", default="127.0.0.1", help="of the other end")
     option("--far", default="", help="command that starts what runs there")
