@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 
 import mesh_actors
 import pytest
@@ -146,7 +147,8 @@ def test_an_exception_comes_back_with_its_traceback(probes):
     assert type(error) is ActorError
     assert isinstance(error.__cause__, KeyError)
     assert "mesh_actors.py" in error.traceback
-    assert "raise error" in str(error)
+    assert "raise error" not in str(error)  # it is printed with the cause
+    assert "raise error" in "".join(traceback.format_exception(error))
     assert error.rank in range(4)
     assert probes.add.call(1).get(60).values() == [11] * 4
 
