@@ -232,11 +232,14 @@ class Stage:
             self._taken[id(job)] = job
             if job.message.held:
                 self._pulling = True
-                pull = functools.partial(contextvars.copy_context().run, self._pull, job)
-                pulled = self._loop.run_in_executor(None, pull)
+                pulled = self._loop.run_in_executor(None, self._beside(job))
                 pulled.add_done_callback(functools.partial(self._pulled, job))
             else:
                 self._begin_async(job)
+
+    def _beside(self, job: Job) -> Callable[[], None]:
+        within = contextvars.copy_context()
+        return lambda: within.run(self._pull, job)
 
     def _pull(self, job: Job) -> None:
         """Beside the loop, whose other tasks go on. Raises nothing: that is for the endpoint."""
