@@ -319,3 +319,36 @@ def test_closed(two: Ranks) -> None:
     two.all(nccl_ranks.end)
     two.start(0, nccl_ranks.start_reduce)
     assert isinstance(two.outcome(0), InvalidUse)
+
+
+# ---------------------------------------------------------------------------------- communicators
+def join(ranks: Ranks, name: str) -> None:
+    for rank in range(len(ranks)):
+        ranks.start(rank, nccl_ranks.join, rank, len(ranks), name)
+    for rank in range(len(ranks)):
+        ranks.answer(rank)
+
+
+def test_a_communicator_puts_each_call_into_the_stream_at_once(two: Ranks) -> None:
+    """Else what the program puts there after two calls would come before the second."""
+    join(two, "streamed")
+    assert two.all(nccl_ranks.reduce_behind_a_kernel) == [(2, "nccl")] * 2
+    two.all(nccl_ranks.leave)
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_communicator_that_loses_a_rank(silent: int) -> None:
+    """Whether NCCL notices it, or the group alone."""
+    ranks = Ranks(3, FAKENCCL=f"silent={silent}")
+    try:
+        join(ranks, "loss")
+        assert ranks.all(nccl_ranks.reduce_behind_a_kernel) == [(2, "nccl")] * 3
+        ranks.start(1, nccl_ranks.vanish)
+        for rank in (0, 2):
+            ranks.start(rank, nccl_ranks.lose)
+        for rank in (0, 2):
+            name, took = ranks.answer(rank)
+            assert name == "RankLost"
+            assert took < 5.0
+    finally:
+        ranks.close()

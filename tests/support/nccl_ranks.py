@@ -66,6 +66,8 @@ class Rank:
         self.folder = Path(folder)
         self.carrier: NcclCarrier
         self.works: list[Any] = []
+        self.engine: Any = None
+        self.comm: Any = None
 
     def exchange(self, name: str) -> Callable[[bytes | None], bytes]:
         """By a file that rank 0 writes."""
@@ -326,3 +328,55 @@ def pooled(own: Rank) -> int:
         own.works.clear()
         del parts, part, work
     return count
+
+
+def join(own: Rank, rank: int, ranks: int, name: str) -> None:
+    """A Communicator of a group, on an engine of this process's own."""
+    from transport import Engine
+    from transport.collectives.communicator import Communicator
+
+    own.engine = Engine(
+        providers=("tcp",),
+        listen=f"unix:{own.folder / name}.{rank}",
+        secret="a secret of this test run only",
+        settings=own.settings,
+    )
+    at = f"unix:{own.folder / name}.0"
+    own.comm = Communicator.join(name, rank, ranks, at, engine=own.engine, deadline=PATIENCE)
+
+
+def reduce_behind_a_kernel(own: Rank) -> tuple[int, str]:
+    """Two calls while the GPU stands still: how many began, and what carries them."""
+    import torch
+
+    parts = [own.gpu.new((100,), "float32") for _ in range(2)]
+    for index, part in enumerate(parts):
+        own.gpu.put(part.data_ptr(), torch.full((100,), index + 1.0).numpy().tobytes())
+    own.gpu.ctl("hold", 1)
+    made = [own.comm.all_reduce(part) for part in parts]
+    began = own.nccl.get("launches")
+    assert not any(each.done for each in made)
+    own.gpu.ctl("hold", 0)
+    for index, (each, part) in enumerate(zip(made, parts)):
+        assert each.wait(PATIENCE) is part
+        assert (
+            own.gpu.read(part)
+            == torch.full((100,), (index + 1.0) * own.comm.size).numpy().tobytes()
+        )
+    return began, made[0].carrier
+
+
+def lose(own: Rank) -> tuple[str, float]:
+    """What a call raises that needs a rank which is lost, and after how many seconds."""
+    part = own.gpu.new((100,), "float32")
+    begun = time.monotonic()
+    try:
+        own.comm.all_reduce(part).wait(PATIENCE)
+    except Exception as error:
+        return type(error).__name__, time.monotonic() - begun
+    return "", 0.0
+
+
+def leave(own: Rank) -> None:
+    own.comm.close()
+    own.engine.close()

@@ -35,7 +35,8 @@ class Carrier(Protocol):
     """One way, for one group of ranks. It is made by all ranks at the same time.
 
     `begin` is called by one thread at a time, in the same order on all ranks; `abort` and `close`
-    by any thread.
+    by any thread. One whose works GPUs' streams order has a true `streamed`, too: each begins
+    within its call, though those before it have not ended, and it keeps its callers apart itself.
     """
 
     @property

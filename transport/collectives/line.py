@@ -2,7 +2,8 @@
 
 May import operation, errors. Whoever waits for one drives those before it, too; a thread does so
 where nobody waits and a carrier, a callback or a queue needs it. Sends and receives stand beside
-the line: two ranks that first receive and then send must not wait for each other.
+the line: two ranks that first receive and then send must not wait for each other. So do operations
+of carriers that GPUs' streams order: they have to be in the stream when the call returns.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Line:
         with self._lock:
             if self._ended is not None:
                 raise self._ended
-            beside = all(call.kind in _BESIDE for call in operation.calls)
+            beside = operation.streamed or all(call.kind in _BESIDE for call in operation.calls)
             first = not beside and not self._queue and not self._driving
             if beside:
                 self._beside.append(operation)
@@ -171,8 +172,18 @@ class Line:
         return self._guarded(operation, operation.begin)
 
     def _begin_beside(self, operation: Operation) -> None:
+        if operation.streamed:
+            self._sweep()
+            self.begun += 1
+            self.last = _words(operation)
         if self._guarded(operation, operation.begin) and operation._callbacks:
             self._want()
+
+    def _sweep(self) -> None:
+        """Lets go of what has ended in a stream, and nobody has waited for."""
+        for each in list(self._beside):
+            if each.streamed and each._work is not None and each._work.done():
+                self._step(each, 0.0)
 
     def _step(self, operation: Operation, timeout: float) -> bool:
         """Whether it has ended."""

@@ -164,6 +164,11 @@ class Operation:
     def driven(self) -> bool:
         return self._carrier is not None and self._carrier.driven
 
+    @property
+    def streamed(self) -> bool:
+        """Whether a GPU's stream orders it: it begins in the call, whatever else is under way."""
+        return bool(getattr(self._carrier, "streamed", False))
+
     def left(self) -> float:
         """Seconds until its deadline."""
         return self._begun + self.limit - time.monotonic()

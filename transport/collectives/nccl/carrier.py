@@ -87,6 +87,10 @@ class NcclCarrier(Closing):
     def driven(self) -> bool:
         return True
 
+    @property
+    def streamed(self) -> bool:
+        return True
+
     def refusal(self, call: Call) -> str:
         return refusal(call, self.library)
 
