@@ -1,6 +1,6 @@
-"""N ranks of torch.distributed over gloo, forked from one process that has imported torch.
+"""N ranks of torch.distributed, over gloo if not told otherwise, forked from one that has torch.
 
-    python torch_world.py WORLD MODULE FOLDER       with pickled jobs in FOLDER/jobs
+    python torch_world.py WORLD MODULE FOLDER BACKEND       with pickled jobs in FOLDER/jobs
 
 A job is the name of a function in the module and its arguments. Every rank does all jobs and leaves
 what they returned in FOLDER/<rank>. May import the standard library and torch. Spawning each rank
@@ -22,11 +22,11 @@ from pathlib import Path
 PATIENCE = 120  # seconds for everything
 
 
-def run_ranks(world, module, jobs):
+def run_ranks(world, module, jobs, backend="gloo"):
     """{name: (function, *arguments)} -> {name: what each of `world` ranks returned}."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "jobs").write_bytes(pickle.dumps(jobs))
-        command = [sys.executable, __file__, str(world), module, folder]
+        command = [sys.executable, __file__, str(world), module, folder, backend]
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(sys.path),
@@ -41,13 +41,16 @@ def run_ranks(world, module, jobs):
     return {name: [rank[name] for rank in ranks] for name in jobs}
 
 
-def _rank(rank, world, module, folder):
+def _rank(rank, world, module, folder, backend):
     import torch.distributed
+
+    if backend == "transport":
+        import transport.adapters.torch_distributed  # noqa: F401  (torch 2.13 wants it)
 
     signal.alarm(PATIENCE)  # whoever waits for this rank may be gone by then
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(str(folder / "store"), world)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world)
     jobs = pickle.loads((folder / "jobs").read_bytes())
     done = {name: getattr(module, call)(*about) for name, (call, *about) in jobs.items()}
     (folder / str(rank)).write_bytes(pickle.dumps(done))
@@ -55,7 +58,7 @@ def _rank(rank, world, module, folder):
 
 
 def _main():
-    world, name, folder = sys.argv[1:]
+    world, name, folder, backend = sys.argv[1:]
     module = importlib.import_module(name)
     children = []
     for rank in range(int(world)):
@@ -63,7 +66,7 @@ def _main():
         if child == 0:
             code = 1
             try:
-                _rank(rank, int(world), module, Path(folder))
+                _rank(rank, int(world), module, Path(folder), backend)
                 code = 0
             except BaseException:
                 traceback.print_exc()

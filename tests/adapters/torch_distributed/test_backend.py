@@ -1,0 +1,65 @@
+"""torch.distributed over this package's backend gives what it gives over gloo, on real torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+import torch_world
+
+pytestmark = pytest.mark.slow
+
+WORLD = 4
+JOBS = (
+    *("reductions", "gathers", "scatters", "messages", "objects", "groups", "dtensors"),
+    *("ddp", "fsdp2", "checkpoints", "futures"),
+)
+
+
+@pytest.fixture(scope="module")
+def found():
+    """{backend: {job: what each rank returned}}."""
+    jobs = {name: (name,) for name in JOBS}
+    return {
+        backend: torch_world.run_ranks(WORLD, "torch_backend_jobs", jobs, backend)
+        for backend in ("gloo", "transport")
+    }
+
+
+@pytest.mark.parametrize("job", [job for job in JOBS if job not in ("ddp", "fsdp2")])
+def test_it_gives_what_gloo_gives(found, job):
+    assert found["transport"][job] == found["gloo"][job]
+
+
+@pytest.mark.parametrize("job", ["ddp", "fsdp2"])
+def test_training_has_gloos_losses(found, job):
+    """Bit for bit: below it is gloo that adds, in its own order."""
+    for ours, theirs in zip(found["transport"][job], found["gloo"][job], strict=True):
+        assert ours == theirs
+        losses = ours[0]
+        assert losses[-1] < losses[0], "it does not learn"
+
+
+def test_a_killed_rank_fails_the_others():
+    """Neither a call that waits nor a future hangs, and the error says who."""
+    script = Path(torch_world.__file__).with_name("torch_backend_loss.py")
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = sorted(done.stdout.splitlines())
+    assert [line.split()[:3] for line in lines] == [
+        ["0", "RankLost", "RankLost"],
+        ["2", "RankLost", "RankLost"],
+    ], done.stdout
+    assert all(float(line.split()[3]) < 5.0 for line in lines), done.stdout
