@@ -43,7 +43,7 @@ part 30 doctor "$python" -m transport doctor
 failed=0 # what it complains of is for the reader
 # Without our configuration, which wants plug-ins.
 export TN_GPU_DOUBLE=none
-part 100 tests "$python" -m pytest tests/gpu/test_on_device.py -q -rs -c /dev/null --rootdir "$PWD" --noconftest \
+part 100 tests "$python" -m pytest tests/gpu/test_on_device.py tests/gpu/test_nccl_on_device.py -q -rs -c /dev/null --rootdir "$PWD" --noconftest \
     --import-mode=importlib -p no:cacheprovider --junitxml="$out/tests.xml"
 part 70 bench "$python" -m benchmarks.gpu.device_to_device --rounds 9 --json "$out/device_to_device.json"
 say "reports are in $out"

@@ -94,7 +94,7 @@ def test_a_lost_rank_that_the_library_does_not_notice(version: int) -> None:
         ranks.start(1, nccl_ranks.vanish)
         time.sleep(0.2)
         ranks.start(0, nccl_ranks.abort, PeerLost("rank 1 is lost", peer="rank 1"))
-        assert ranks.answer(0) < 0.1
+        assert ranks.answer(0) < 0.5
         error, took = fails(ranks, 0)
         assert isinstance(error, PeerLost)
         assert error.peer == "rank 1"
@@ -173,7 +173,7 @@ def test_an_abort_that_hangs(two: Ranks) -> None:
     two.start(0, nccl_ranks.fail_function, "ncclCommRevoke")
     two.answer(0)
     two.start(0, nccl_ranks.abort, Cancelled("enough"))
-    assert two.answer(0) < 0.1
+    assert two.answer(0) < 0.5
     error, took = fails(two, 0)
     assert isinstance(error, Cancelled)
     assert took < 1.5
