@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transport import sharding as sharding
     from transport import weights as weights
+    from transport.collectives.communicator import Communicator as Communicator
+    from transport.collectives.operation import Operation as Operation
+    from transport.collectives.reduction import Premultiplied as Premultiplied
     from transport.config import Settings as Settings
     from transport.engine.adopt import Adopted as Adopted
     from transport.engine.atomics import AtomicTransfer as AtomicTransfer
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
     from transport.errors import PeerError as PeerError
     from transport.errors import PeerLost as PeerLost
     from transport.errors import PeerRefused as PeerRefused
+    from transport.errors import RankLost as RankLost
     from transport.errors import RemoteAccessError as RemoteAccessError
     from transport.errors import StaleRegion as StaleRegion
     from transport.errors import TransferError as TransferError
@@ -59,6 +63,7 @@ if TYPE_CHECKING:
     from transport.mesh.actor import endpoint as endpoint
     from transport.mesh.actor_mesh import ActorMesh as ActorMesh
     from transport.mesh.call import Endpoint as Endpoint
+    from transport.mesh.communicator import communicator as communicator
     from transport.mesh.context import current_rank as current_rank
     from transport.mesh.future import Future as Future
     from transport.mesh.hosts.choice import processes as processes
@@ -99,6 +104,7 @@ _HOMES = {
     "Backing": "memory.backing",
     "Blocks": "engine.blocks",
     "Cancelled": "errors",
+    "Communicator": "collectives.communicator",
     "CudaError": "errors",
     "DeadlineExceeded": "errors",
     "Endpoint": "mesh.call",
@@ -118,6 +124,7 @@ _HOMES = {
     "NcclError": "errors",
     "Notification": "engine.notifications",
     "Notifications": "engine.notifications",
+    "Operation": "collectives.operation",
     "OutOfRange": "errors",
     "Peer": "engine.peer",
     "PeerError": "errors",
@@ -126,10 +133,12 @@ _HOMES = {
     "Places": "sharding.places",
     "Plan": "sharding.plan",
     "Point": "mesh.shape",
+    "Premultiplied": "collectives.reduction",
     "Prepared": "engine.prepared",
     "Policy": "mesh.supervision",
     "ProcessMesh": "mesh.process_mesh",
     "Rail": "engine.rail",
+    "RankLost": "errors",
     "Read": "engine.batch",
     "Region": "memory.region",
     "RemoteAccessError": "errors",
@@ -155,6 +164,7 @@ _HOMES = {
     "VersionMoved": "errors",
     "Viability": "types",
     "Write": "engine.batch",
+    "communicator": "mesh.communicator",
     "current_rank": "mesh.context",
     "endpoint": "mesh.actor",
     "gpu_pool": "memory.mempool",

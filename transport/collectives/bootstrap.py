@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from transport.collectives import choice, hub, joining
 from transport.collectives.card import MAX_RANKS, check_name
@@ -16,7 +16,7 @@ from transport.errors import DeadlineExceeded, InvalidUse, PeerLost
 from transport.types import check_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from transport.collectives.card import Rule
     from transport.collectives.group import Group
@@ -25,13 +25,17 @@ if TYPE_CHECKING:
     from transport.engine.engine import Engine
 
 RULES = choice.DEFAULT
+Where: TypeAlias = "str | Callable[[], str]"
 _PAUSE = 0.05  # seconds before an address where nobody listens yet is tried again
 
 
 def join(
-    name: str, rank: int, size: int, at: str | None, *, engine: Engine | None, deadline: float
+    name: str, rank: int, size: int, at: Where | None, *, engine: Engine | None, deadline: float
 ) -> tuple[Group, Sequence[Rule]]:
-    """The group, once all ranks have come, and rank 0's rules for the choice of carriers."""
+    """The group, once all ranks have come, and rank 0's rules for the choice of carriers.
+
+    `at` may be asked again and again where rank 0 is ("": not known yet); `engine` is given then.
+    """
     title = check_name(name)
     _check_ranks(rank, size)
     limit = check_timeout(deadline)
@@ -39,7 +43,7 @@ def join(
         raise InvalidUse(f"a deadline is a number of seconds above 0, not {deadline!r:.80}")
     clock = joining.Clock(limit)
     if rank == 0:
-        return lead(hub_at(at, engine), title, 0, size, clock)
+        return lead(hub_at(at if isinstance(at, str) else None, engine), title, 0, size, clock)
     if at is None:
         raise InvalidUse('ranks other than 0 need at=, where rank 0 listens: "HOST:PORT"')
     mine, record = reach(at, engine, clock)
@@ -47,10 +51,13 @@ def join(
     return group, opening.rules
 
 
-def reach(at: str, engine: Engine | None, clock: joining.Clock) -> tuple[Hub, PeerRecord]:
+def reach(at: Where, engine: Engine | None, clock: joining.Clock) -> tuple[Hub, PeerRecord]:
     """The hub of this process, and the engine that listens there."""
-    mine = hub.of(engine) if engine is not None else hub.here(listen=_near(at))
-    return mine, _find(mine, at, clock)
+    if engine is not None:
+        mine = hub.of(engine)
+    else:
+        mine = hub.here(listen=_near(at) if isinstance(at, str) else None)
+    return mine, _find(mine, at if callable(at) else lambda: at, clock)
 
 
 def lead(
@@ -96,16 +103,18 @@ def _near(at: str) -> str | None:
         raise InvalidUse(f"{at} cannot be reached from this host: {error}") from None
 
 
-def _find(mine: Hub, at: str, clock: joining.Clock) -> PeerRecord:
+def _find(mine: Hub, where: Callable[[], str], clock: joining.Clock) -> PeerRecord:
     """Rank 0 may listen later than this one asks."""
-    while True:
+    why = "nobody has said where it is"
+    while not clock.passed:
+        at = where()
         try:
-            return mine.peer(at, clock.left).record
+            if at:
+                return mine.peer(at, clock.left).record
         except PeerLost as error:
-            if clock.passed:
-                late = f"rank 0 did not listen at {at} within {clock.limit:.3g} s: {error}"
-                raise DeadlineExceeded(late) from None
-            time.sleep(min(_PAUSE, clock.left))
+            why = f"{at}: {error}"
+        time.sleep(min(_PAUSE, clock.left))
+    raise DeadlineExceeded(f"rank 0 did not listen within {clock.limit:.3g} s: {why}")
 
 
 def _check_ranks(rank: Any, size: Any) -> None:

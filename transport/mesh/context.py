@@ -28,6 +28,8 @@ class ActorContext:
     door: str = ""  # of its process
     thread: int = 0  # that runs its endpoints
     supervise: Callable[[ActorCrashed], None] | None = field(default=None, repr=False)
+    meet: Callable[[str, str], None] | None = field(default=None, repr=False)
+    """Tells the owner where a group meets (key and place), or asks it ("")."""
 
 
 _current: ContextVar[ActorContext | None] = ContextVar("transport_actor", default=None)

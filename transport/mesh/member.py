@@ -138,6 +138,7 @@ class Member:
         self.on_ready: Callable[[], None] = lambda: None
         self.on_ended: Callable[[Member, ActorCrashed], None] = lambda member, crash: None
         self.on_fault: Callable[[Member, m.Fault, Body], None] = lambda member, fault, body: None
+        self.on_meet: Callable[[Member, m.Meet], None] = lambda member, message: None
         self._wheel = wheel
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
@@ -235,6 +236,8 @@ class Member:
             self.on_ready()
         elif isinstance(message, m.Fault):
             self.on_fault(self, message, body)
+        elif isinstance(message, m.Meet):
+            self.on_meet(self, message)
 
     # ------------------------------------------------------------------------------------------ end
     def end(self, why: str) -> None:

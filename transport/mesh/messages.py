@@ -100,6 +100,15 @@ class Fault(Struct, frozen=True, array_like=True, tag="fault"):
     method: _Name
 
 
+class Meet(Struct, frozen=True, array_like=True, tag="meet"):
+    """Process: where those of this actor's group that `key` names meet; "" asks for it, and the
+    owner answers with the last that was said, if any was."""
+
+    actor: _Number
+    key: Annotated[str, Meta(max_length=512)]
+    at: Annotated[str, Meta(max_length=1024)]
+
+
 class Forget(Struct, frozen=True, array_like=True, tag="forget"):
     """Nobody has this actor any more."""
 
@@ -142,6 +151,7 @@ Message: TypeAlias = (
     | Answer
     | Taken
     | Fault
+    | Meet
     | Forget
     | Moved
     | Gone

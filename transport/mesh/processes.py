@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import ActorCrashed, InvalidUse
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from transport.mesh.shape import Shape
 
 _STOP = 10.0  # seconds for processes to end by themselves
+_MOST_MEETS = 1 << 16
 _EXIT = 5.0  # the same when this program ends without having stopped them
 
 
@@ -47,6 +48,7 @@ class Spawned:
     name: str
     shape: Shape
     value: payload.Payload
+    meets: dict[str, str] = field(default_factory=dict)  # where groups of them meet, by key
 
     def message(self, rank: int, number: int) -> m.Spawn:
         index = self.shape.ranks.index(rank)
@@ -142,6 +144,7 @@ class Processes:
             member.on_ready = _settler(future, index, _Here())
             member.on_ended = self._ended_early(future, index)
             member.on_fault = self._fault
+            member.on_meet = self._meet
             member.begin()
             sizes = tuple(self.shape.sizes.items())
             member.tell(m.Welcome(self.id, self.name, member.rank, sizes))
@@ -191,6 +194,17 @@ class Processes:
     def supervise(self, policy: Policy, hook: Callable[[ActorCrashed], Any] | None) -> None:
         self.supervisor.close()
         self.supervisor = Supervisor(self, policy, hook)
+
+    def _meet(self, member: Member, message: m.Meet) -> None:
+        """An actor says where a group of those spawned with it meets, or asks."""
+        spawned = self.spawned.get(message.actor)
+        if spawned is None:
+            return
+        if message.at:
+            if message.key in spawned.meets or len(spawned.meets) < _MOST_MEETS:
+                spawned.meets[message.key] = message.at
+        elif message.key in spawned.meets:
+            member.tell(m.Meet(message.actor, message.key, spawned.meets[message.key]))
 
     def _fault(self, member: Member, fault: m.Fault, body: Body) -> None:
         """An actor broke, and its process lives."""

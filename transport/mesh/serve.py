@@ -15,7 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import InvalidUse, PeerLost, PeerRefused
-from transport.mesh import failure, reach
+from transport.mesh import failure, meets, reach
 from transport.mesh import messages as m
 from transport.mesh import wheel as wheels
 from transport.mesh.directory import here
@@ -123,6 +123,8 @@ class Server:
             if stage is not None and stage.owner is link:
                 stage.put(None)
                 self._stages.pop(message.actor, None)
+        elif isinstance(message, m.Meet):
+            meets.told(message)
         elif isinstance(message, m.Moved):
             here().moved(message.mesh, message.rank, message.door)
         elif isinstance(message, m.Gone):

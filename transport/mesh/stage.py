@@ -122,6 +122,7 @@ class Stage:
             door=self._server.door.text,
             thread=threading.get_ident(),
             supervise=self.put,
+            meet=self._meet,
         )
         context.enter(here)
         try:
@@ -143,6 +144,10 @@ class Stage:
         context.enter(dataclasses.replace(here, instance=self._instance))
         self._answer(self.owner, number, None)
         return True
+
+    def _meet(self, key: str, at: str) -> None:
+        """Raises PeerLost."""
+        self.owner.send(m.Meet(self._spawn.actor, key, at))
 
     # ----------------------------------------------------------------------------------------- sync
     def _run_sync(self) -> None:

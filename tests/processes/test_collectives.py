@@ -1,0 +1,79 @@
+"""Communicators of real processes: what they compute, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import collective_actors as actors  # noqa: E402
+
+import transport  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def five():
+    with transport.local(5, name="five", host={"preload": ["torch"]}) as mesh:
+        yield mesh.spawn("ranker", actors.Ranker)
+
+
+def group(five, size, **options):
+    """A communicator of the first ones, met at rank 0's own address."""
+    some = five.slice(rank=slice(size))
+    at = five.slice(rank=0).run.call_one("listening").get()
+    some.join.call(f"{size} {options}", at, size, **options).get()
+    return some
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
+def test_every_kind_of_every_type_gives_what_a_plain_computation_does(five, size):
+    some = group(five, size)
+    some.reductions.call(actors.FLOATS + actors.WHOLE + actors.OTHERS, actors.SIZES).get()
+    some.moves.call(actors.FLOATS + actors.WHOLE + actors.OTHERS, actors.SIZES).get()
+    some.close.call().get()
+
+
+def test_a_large_one(five):
+    some = group(five, 3)
+    some.reductions.call((torch.float32,), ((1 << 20) + 3,)).get()
+    some.moves.call((torch.float32,), ((1 << 20) + 3,)).get()
+    some.close.call().get()
+
+
+def test_operations_end_in_order_also_where_nobody_waits(five):
+    some = group(five, 3)
+    for ended, value, wanted in some.run.call("in_order").get().values():
+        assert ended == list(range(20))
+        assert value == [wanted] * 5
+    assert [list(each) for each in some.run.call("awaited").get().values()] == [
+        [[0, 1, 2], None]
+    ] * 3
+    assert list(some.run.call("together").get().values()) == [[[3.0] * 3, [0]]] * 3
+    assert list(some.run.call("of_numpy").get().values()) == [[[3] * 3] * 2] * 3
+    some.close.call().get()
+
+
+def test_a_deadline_names_who_did_not_call(five):
+    some = group(five, 3)
+    told = list(some.run.call("late", 1).get().values())
+    assert told[1] is None
+    assert "rank 1 has not called it" in told[0]
+    assert "rank 1 has not called it" in told[2]
+    some.close.call().get()
+
+
+def test_who_does_not_come_is_named(five):
+    some = five.slice(rank=slice(2))
+    at = five.slice(rank=0).run.call_one("listening").get()
+    with pytest.raises(transport.ActorError, match="rank 2 did not"):
+        some.join.call("of three", at, 3, deadline=2).get()
+
+
+def test_a_rank_that_leaves_is_found_out(five):
+    some = group(five, 3)
+    told = list(some.run.call("leave", 2).get().values())
+    assert [each[0] for each in told[:2]] == ["RankLost", "RankLost"]
+    assert "closed the communicator" in told[0][1]
+    some.close.call().get()
