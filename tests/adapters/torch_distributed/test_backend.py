@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -43,6 +44,21 @@ def test_training_has_gloos_losses(found, job):
         assert ours == theirs
         losses = ours[0]
         assert losses[-1] < losses[0], "it does not learn"
+
+
+def test_ranks_that_meet_at_an_address_of_the_network(monkeypatch):
+    """As on several hosts: MASTER_ADDR is no loopback address, and engines listen beside it."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # of a datagram socket: sends nothing
+        except OSError:
+            pytest.skip("network: this host has no address but loopback's")
+        own = probe.getsockname()[0]
+    monkeypatch.setenv("MASTER_ADDR", own)
+    jobs = {"gathered": ("objects",), "listening": ("listening",)}
+    found = torch_world.run_ranks(2, "torch_backend_jobs", jobs, "transport")
+    assert found["gathered"][0][0] == [{"rank": 0, "text": ""}, {"rank": 1, "text": "x"}]
+    assert any(each.startswith(f"{own}:") for each in found["listening"][0])
 
 
 def test_a_killed_rank_fails_the_others():
