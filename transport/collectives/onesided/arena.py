@@ -1,0 +1,99 @@
+"""Memory of a rank that its peers on this host look into: what is small is copied there, once.
+
+May import engine, memory and errors. A place is used again when every peer has ended the call that
+it was taken for, so that nobody needs to be told that he may go on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from transport.errors import PeerError, TransportError
+
+if TYPE_CHECKING:
+    from transport.engine.engine import Engine
+    from transport.memory.remote import RemoteRegion
+
+_ALIGNED = 64  # bytes
+
+
+class Ring:
+    """Places in `size` bytes, taken in order and given back in order. Pure."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._head = 0
+        self._taken: deque[tuple[int, int]] = deque()  # for which number, where it begins
+
+    def take(self, number: int, nbytes: int) -> int | None:
+        """Where there is room for so many bytes; None where there is none now."""
+        need = -(-nbytes // _ALIGNED) * _ALIGNED
+        start = self._room(need)
+        if start is not None:
+            self._head = start + need
+            self._taken.append((number, start))
+        return start
+
+    def _room(self, need: int) -> int | None:
+        """The head never meets the tail while something is taken."""
+        if not self._taken:
+            return 0 if need <= self._size else None
+        head, tail = self._head, self._taken[0][1]
+        if head < tail:
+            return head if head + need < tail else None
+        if head + need <= self._size:
+            return head
+        return 0 if need < tail else None
+
+    def give_back(self, before: int) -> None:
+        """All that was taken for smaller numbers."""
+        while self._taken and self._taken[0][0] < before:
+            self._taken.popleft()
+
+
+class Arena:
+    """This rank's own."""
+
+    def __init__(self, engine: Engine, size: int) -> None:
+        self.memory: Any = engine.empty(size, torch.uint8, access="read")
+        self._region = engine.register(self.memory, access="read")
+        self.ring = Ring(size)
+
+    @property
+    def remote(self) -> RemoteRegion:
+        return self._region.remote()
+
+    def close(self) -> None:
+        self._region.close(0.0)
+
+
+class Window:
+    """A peer's arena, mapped here."""
+
+    def __init__(self, engine: Engine, remote: RemoteRegion, timeout: float) -> None:
+        """Raises what Engine.map raises."""
+        self._mapping = engine.map(remote, timeout=timeout)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # it cannot be written to, nor is it
+            self._memory: Any = torch.from_numpy(self._mapping.numpy())
+
+    def bytes(self, at: int, size: int) -> Any:
+        """A tensor of those very bytes. Raises PeerError for what is outside."""
+        if at + size > self._memory.numel():
+            raise PeerError("the peer offers bytes outside its arena")
+        return self._memory[at : at + size]
+
+    def close(self) -> None:
+        self._mapping.close()
+
+
+def window(engine: Engine, remote: RemoteRegion, timeout: float) -> Window | None:
+    """None where the memory cannot be mapped: a peer on another host."""
+    try:
+        return Window(engine, remote, timeout)
+    except TransportError:
+        return None

@@ -1,0 +1,379 @@
+"""The carrier "onesided": calls under way, who drives them, and how they end.
+
+May import task, moves, reduces, message, arena, call, carrier, group, hub, engine and errors.
+Whoever waits for a call hears what peers say and takes every call a step further; while nobody
+waits a thread of the carrier does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from transport.collectives.call import Kind
+from transport.collectives.onesided import moves, reduces
+from transport.collectives.onesided.message import Lane, Message, What, decode
+from transport.collectives.onesided.post import WINDOW, Post, lost_ranks
+from transport.collectives.onesided.task import Key, Task
+from transport.collectives.reduction import Premultiplied
+from transport.errors import (
+    DeadlineExceeded,
+    InvalidUse,
+    PeerError,
+    PeerLost,
+    RankLost,
+    TransportError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from transport.collectives.call import Call
+    from transport.collectives.group import Group
+    from transport.collectives.hub import Note
+    from transport.engine.transfer import Transfer
+
+_IDLE = 500  # looks of the thread at nothing before it sleeps
+_EARLY = 8 * WINDOW  # messages of one rank for calls that have not begun here
+_SLICE = 0.02  # seconds of one look at what peers say
+_MOVE = 0.002  # seconds that a transfer is waited for before a look at what peers say
+
+
+class OneSided:
+    """Calls of CPU tensors by one-sided transfers. Made by all ranks of a group, whose mailboxes
+    are open; from then on the group's mailbox is this carrier's to read."""
+
+    name = "onesided"
+
+    def __init__(self, group: Group) -> None:
+        self._post = Post(group)
+        self._ranks = {peer.incarnation: rank for rank, peer in enumerate(group.peers)}
+        self._mailbox = group.mailbox
+        self._tasks: dict[Key, Task] = {}
+        self._early: dict[Key, list[tuple[int, Message]]] = {}
+        self._n_early = [0] * group.size
+        self._messages: defaultdict[tuple[Lane, int, int], int] = defaultdict(int)  # SEND and RECV
+        self._lost: dict[int, TransportError] = {}  # written by the control thread
+        self._broken: TransportError | None = None
+        self._closed = False
+        self._state = threading.RLock()  # of all the above
+        self._wheel = threading.Lock()  # whoever has it listens to the mailbox
+        self._wanted = 0  # threads that wait
+        self._ended = threading.Condition()
+        self._stirred = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._unwatch = group.hub.watch(self._on_lost)
+        for rank, peer in enumerate(group.peers):
+            if rank != group.rank and peer.lost is not None:
+                self._lost[rank] = peer.lost
+        with contextlib.suppress(TransportError):  # who is lost is told soon
+            self._post.greet()
+
+    # ------------------------------------------------------------------------------------- carrier
+    def refusal(self, call: Call) -> str:
+        """See Carrier."""
+        parts = (*call.source, *call.target)
+        if any(part.device.type != "cpu" for part in parts):
+            return "one-sided collectives are of CPU tensors"
+        if call.kind in reduces.ALL and parts:
+            return reduces.refusal(parts[0].dtype, call.reduction)
+        return ""
+
+    def begin(self, calls: Sequence[Call], stream: Any, deadline: float) -> Begun:
+        """See Carrier. There is no stream of CPU tensors."""
+        with self._state:
+            tasks = [self._open(call, deadline) for call in calls]
+            self._advance()
+        if not all(task.ended for task in tasks):
+            self._stir()
+        return Begun(self, tasks)
+
+    def abort(self, error: TransportError) -> None:
+        """See Carrier."""
+        self._broken = self._broken or error
+        if self._state.acquire(timeout=_SLICE):  # else whoever has it is about to look
+            try:
+                self._advance()
+            finally:
+                self._state.release()
+        self._stir()
+
+    def close(self) -> None:
+        """See Carrier."""
+        self.abort(InvalidUse("this communicator is closed"))
+        with self._state:
+            if self._closed:
+                return
+            self._closed = True
+            self._unwatch()
+            self._post.close()
+        self._stirred.set()
+
+    # ------------------------------------------------------------------------------------- driving
+    def drive(self, work: Begun, timeout: float) -> bool:
+        """Until the work is done; False after `timeout` seconds."""
+        until = time.monotonic() + timeout
+        self._wanted += 1
+        try:
+            while not work.done():
+                left = until - time.monotonic()
+                if left <= 0:
+                    return False
+                if self._wheel.acquire(blocking=False):
+                    self._drive_with_wheel(work, until)
+                    continue
+                with self._ended:
+                    if not work.done():
+                        self._ended.wait(min(left, _SLICE))
+            return True
+        finally:
+            self._wanted -= 1
+
+    def _drive_with_wheel(self, work: Begun, until: float) -> None:
+        try:
+            while not work.done() and (left := until - time.monotonic()) > 0:
+                self._turn(min(left, _SLICE))
+        finally:
+            self._wheel.release()
+            if self._wanted > 1:  # another takes the wheel
+                with self._ended:
+                    self._ended.notify_all()
+
+    def _turn(self, slice_: float) -> None:
+        moving = self._moving()
+        if moving is not None:
+            with contextlib.suppress(TransportError, TimeoutError):  # its task sees it
+                moving.wait(min(slice_, _MOVE))
+            slice_ = 0.0
+        try:
+            note = self._mailbox.wait(slice_)
+            with self._state:
+                while note is not None:
+                    self._hear(note)
+                    note = self._mailbox.wait(0.0)
+        except TransportError as error:  # the mailbox has ended
+            self._broken = self._broken or error
+        with self._state:
+            self._advance()
+
+    def _moving(self) -> Transfer | None:
+        with self._state:
+            for task in self._tasks.values():
+                if (found := task.moving) is not None:
+                    return found
+        return None
+
+    def _stir(self) -> None:
+        """So that calls go on when nobody waits for them."""
+        if self._thread is None:
+            with self._state:
+                self._start_thread()
+        if not self._stirred.is_set():
+            self._stirred.set()
+
+    def _start_thread(self) -> None:
+        if self._thread is None and not self._closed:
+            made = threading.Thread(target=self._tend, name="transport-onesided", daemon=True)
+            self._thread = made
+            made.start()
+
+    def _tend(self) -> None:
+        idle = 0
+        while not self._closed or self._tasks:
+            self._stirred.wait()
+            time.sleep(_MOVE)
+            if self._tasks:
+                idle = 0
+                self._go_on()
+            else:
+                idle += 1
+            if idle > _IDLE and not self._closed:  # calls that follow each other wake nobody
+                self._stirred.clear()
+                idle = 0
+                if self._tasks:
+                    self._stirred.set()
+
+    def _go_on(self) -> None:
+        """While nobody waits."""
+        while self._tasks and not self._wanted and self._wheel.acquire(blocking=False):
+            try:
+                self._turn(_MOVE)
+            finally:
+                self._wheel.release()
+                with self._ended:
+                    self._ended.notify_all()
+
+    # ---------------------------------------------------------------------------------------- calls
+    def _open(self, call: Call, deadline: float) -> Task:
+        """Within the state."""
+        task = Task(self._post, self._key(call), call, signature(call), deadline)
+        self._tasks[task.key] = task
+        task.steps = self._steps(task)
+        for rank, message in self._early.pop(task.key, ()):
+            self._n_early[rank] -= 1
+            self._hear_of(task, rank, message)
+        return task
+
+    def _key(self, call: Call) -> Key:
+        if call.kind not in (Kind.SEND, Kind.RECV):
+            return Key(Lane.ORDERED, self._post.open())
+        lane = Lane.SEND if call.kind is Kind.SEND else Lane.RECV
+        counter = lane, call.peer, call.tag
+        number = self._messages[counter]
+        self._messages[counter] += 1
+        return Key(lane, number, call.peer, call.tag)
+
+    def _steps(self, task: Task) -> Any:
+        while self._post.crowded(task.key):
+            yield None
+        steps = moves.ALL.get(task.call.kind) or reduces.ALL[task.call.kind]
+        yield from steps(task)
+
+    def _advance(self) -> None:
+        """Takes every call as far as it goes. Within the state."""
+        if self._lost and not isinstance(self._broken, PeerLost):
+            self._broken = self._broken or lost_ranks(dict(self._lost))
+        ended = False
+        for task in list(self._tasks.values()):
+            if not task.over:
+                self._step(task)
+            if task.over and task.moving is None:
+                del self._tasks[task.key]
+                task.bury()
+                self._post.ended(task.key)
+                ended = True
+        if ended and self._broken is None:
+            with contextlib.suppress(TransportError):  # who is lost is told soon
+                self._post.tell()
+        if ended and self._wanted:
+            with self._ended:
+                self._ended.notify_all()
+
+    def _step(self, task: Task) -> None:
+        try:
+            if self._broken is not None:
+                raise self._broken
+            if time.monotonic() > task.end:
+                raise DeadlineExceeded(f"{task.sign} has not ended within its deadline")
+            assert task.steps is not None
+            next(task.steps)
+        except StopIteration:
+            task.stop(None)
+        except TransportError as error:
+            self._fail(task, error)
+        except Exception as error:  # of torch: memory, say
+            failure = TransportError(f"{task.sign}: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._fail(task, failure)
+
+    def _fail(self, task: Task, error: TransportError) -> None:
+        """Ends it here, and lets the others know."""
+        if isinstance(error, PeerLost) and not isinstance(error, RankLost):
+            error = self._post.whose(error)
+            self._broken = self._broken or error
+        task.stop(error)
+        self._post.failed(task.key, error)
+
+    # ------------------------------------------------------------------------------- what peers say
+    def _hear(self, note: Note) -> None:
+        """Within the state."""
+        rank = self._ranks.get(note.peer)
+        if rank is None or rank == self._post.rank:
+            return
+        try:
+            message = decode(note.payload)
+            if self._post.hear(rank, message):
+                return
+            self._route(rank, message)
+        except PeerLost:
+            pass  # the hub tells
+        except TransportError as error:
+            text = f"rank {rank} broke the protocol of collectives: {error}"
+            self._broken = self._broken or PeerError(text, peer=self._post.name_of(rank))
+
+    def _route(self, rank: int, message: Message) -> None:
+        key = Key(message.lane, message.number)
+        if message.lane is not Lane.ORDERED:
+            key = Key(message.lane, message.number, rank, message.tag)
+        task = self._tasks.get(key)
+        if task is not None:
+            self._hear_of(task, rank, message)
+        elif message.what is What.OFFER and self._broken is not None:
+            self._post.failed(key, self._broken, [rank])
+        elif not self._is_over(key):
+            if self._n_early[rank] >= _EARLY or message.what is What.TAKEN:
+                raise PeerError("it is too far ahead")
+            self._n_early[rank] += 1
+            self._early.setdefault(key, []).append((rank, message))
+
+    def _is_over(self, key: Key) -> bool:
+        if key.lane is Lane.ORDERED:
+            return key.number < self._post.next
+        return key.number < self._messages.get((key.lane, key.peer, key.tag), 0)
+
+    def _hear_of(self, task: Task, rank: int, message: Message) -> None:
+        if task.over:
+            return
+        try:
+            if message.what is What.FAILED:
+                task.stop(self._post.why(rank, message))
+            else:
+                task.hear(rank, message)
+        except TransportError as error:
+            self._fail(task, error)
+
+    def _on_lost(self, incarnation: bytes, error: TransportError) -> None:
+        """The control thread: whoever drives sees it."""
+        rank = self._ranks.get(incarnation)
+        if rank is not None and rank != self._post.rank:
+            self._lost[rank] = error
+            if self._tasks:
+                self._stir()
+
+
+class Begun:
+    """See Work."""
+
+    def __init__(self, carrier: OneSided, tasks: list[Task]) -> None:
+        self._carrier = carrier
+        self._tasks = tasks
+
+    def done(self) -> bool:
+        return all(task.ended for task in self._tasks)
+
+    def wait(self, timeout: float) -> bool:
+        if not self.done() and not self._carrier.drive(self, timeout):
+            return False
+        for task in self._tasks:
+            if task.error is not None:
+                raise task.error
+        return True
+
+    def wait_on(self, stream: Any) -> None:
+        """CPU tensors have no stream: blocks."""
+        while not self.wait(3600.0):
+            pass
+
+
+def signature(call: Call) -> str:
+    """What all ranks must ask for alike, in words that users can read."""
+    parts = (*call.source, *call.target)
+    dtype = str(parts[0].dtype).removeprefix("torch.") if parts else ""
+    kind, words = call.kind, [call.kind.value]
+    if kind in (Kind.SEND, Kind.RECV):
+        return f"send and recv of {dtype}"
+    if kind in (Kind.ALL_REDUCE, Kind.REDUCE, Kind.BROADCAST):
+        words.append(str(parts[0].numel()))
+    elif kind is Kind.REDUCE_SCATTER:
+        words.append(str(sum(part.numel() for part in call.source)))
+    if dtype:
+        words.append(dtype)
+    if kind in reduces.ALL:
+        scaled = isinstance(call.reduction, Premultiplied)
+        words.append("premultiplied" if scaled else call.reduction.value)  # type: ignore[union-attr]
+    if kind in (Kind.REDUCE, Kind.BROADCAST, Kind.GATHER, Kind.SCATTER):
+        words.append(f"root {call.root}")
+    return " ".join(words)
