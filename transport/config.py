@@ -64,6 +64,12 @@ class Settings:
         10.0, kinds.SECONDS, "finding, proving and describing a peer must end within this"
     )
     liveness: float = _setting(10.0, kinds.SECONDS, "a peer that is silent for this long is lost")
+    collectives_table: Path | None = _setting(
+        None,
+        kinds.PATH,
+        "which carrier is for which collective, as `transport bench collectives --save` writes it;"
+        " that of rank 0 counts",
+    )
     close_timeout: float = _setting(
         5.0, kinds.SECONDS, "closing a region waits this long for peers that still touch it"
     )

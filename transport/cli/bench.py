@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from transport.cli.bench_collectives import collectives
 from transport.cli.bench_limit import limit
 from transport.cli.bench_p2p import p2p
 from transport.cli.bench_serve import serve
@@ -21,3 +22,4 @@ def bench() -> None:
 bench.add_command(p2p)
 bench.add_command(serve)
 bench.add_command(limit)
+bench.add_command(collectives)

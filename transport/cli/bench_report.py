@@ -144,7 +144,7 @@ _COLUMNS = (
 
 def rows_table(report: Report) -> str:
     """perftest's columns and some more, in plain text that tools can cut."""
-    return "\n".join(_aligned([list(_COLUMNS), *(_cells(report, row) for row in report.rows)]))
+    return "\n".join(aligned([list(_COLUMNS), *(_cells(report, row) for row in report.rows)]))
 
 
 def _cells(report: Report, row: Row) -> list[str]:
@@ -179,9 +179,10 @@ def limits_table(report: Report) -> str:
         }
         shown = [f"{rates[kind]:.2f}" if kind in rates else "-" for kind in ("memcpy", "streaming")]
         lines.append([format_bytes(size), str(threads), *shown, f"{max(rates.values()):.2f}"])
-    return "\n".join(_aligned(lines))
+    return "\n".join(aligned(lines))
 
 
-def _aligned(lines: list[list[str]]) -> list[str]:
+def aligned(lines: list[list[str]]) -> list[str]:
+    """Columns as wide as their widest cell."""
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return ["  ".join(cell.rjust(w) for cell, w in zip(line, widths)) for line in lines]

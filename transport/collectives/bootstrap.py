@@ -1,6 +1,6 @@
 """How this process comes into a group: its hub, and rank 0's.
 
-May import hub, joining, card, choice, control's addresses, errors.
+May import hub, joining, card, table, control's addresses, errors.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from transport.collectives import choice, hub, joining
+from transport.collectives import hub, joining, table
 from transport.collectives.card import MAX_RANKS, check_name
 from transport.control.address import TcpAddress, parse
 from transport.errors import DeadlineExceeded, InvalidUse, PeerLost
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from transport.control.records import PeerRecord
     from transport.engine.engine import Engine
 
-RULES = choice.DEFAULT
 Where: TypeAlias = "str | Callable[[], str]"
 _PAUSE = 0.05  # seconds before an address where nobody listens yet is tried again
 
@@ -63,7 +62,8 @@ def reach(at: Where, engine: Engine | None, clock: joining.Clock) -> tuple[Hub, 
 def lead(
     mine: Hub, title: str, generation: int, size: int, clock: joining.Clock
 ) -> tuple[Group, Sequence[Rule]]:
-    return joining.lead(mine, title, generation, size, RULES, clock), RULES
+    rules = table.rules()
+    return joining.lead(mine, title, generation, size, rules, clock), rules
 
 
 def leave(group: Group) -> None:

@@ -78,12 +78,15 @@ class Card(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=T
 
 class Rule(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
     """Calls of this kind ("*": any) on this type of device, with at least `least` bytes in each
-    part, are for a carrier."""
+    part, are for a carrier: in groups of at most `ranks` (0: of any size), on one machine only
+    with `near`."""
 
     kind: Annotated[str, msgspec.Meta(max_length=32)]
     device: Annotated[str, msgspec.Meta(max_length=32)]
     least: Annotated[int, msgspec.Meta(ge=0)]
     carrier: Annotated[str, msgspec.Meta(max_length=32)]
+    ranks: Annotated[int, msgspec.Meta(ge=0, lt=MAX_RANKS)] = 0
+    near: bool = False
 
 
 class Opening(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):

@@ -7,22 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from transport.collectives.card import Rule
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from transport.collectives.call import Call
-
-DEFAULT: tuple[Rule, ...] = (
-    Rule("*", "cpu", 0, "gloo"),
-    Rule("*", "cuda", 0, "nccl"),
-)
-"""Of several rules that fit a call, that with the most bytes counts, then the later one."""
+    from transport.collectives.card import Rule
+    from transport.collectives.group import Group
 
 
 class Choice:
-    """Rules, looked up by what all ranks have alike."""
+    """Rules, looked up by what all ranks have alike. Of several that fit a call, that with the most
+    bytes counts, then the later one."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = tuple(rules)
@@ -42,6 +37,14 @@ class Choice:
     def all_of(self, device: str) -> list[str]:
         """Those that calls on this type of device may go to."""
         return list(dict.fromkeys(rule.carrier for rule in self.rules if rule.device == device))
+
+    def of(self, group: Group) -> Choice:
+        """Those that are for a group of so many ranks, there."""
+        return Choice(
+            rule
+            for rule in self.rules
+            if (not rule.ranks or group.size <= rule.ranks) and (group.one_machine or not rule.near)
+        )
 
 
 def _fitting(rules: Sequence[Rule], kind: str, device: str) -> list[Rule]:

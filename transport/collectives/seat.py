@@ -63,7 +63,7 @@ class Seat:
         self.group = group
         self.choice = choice
         self.arguments = Arguments(group.rank, group.size)
-        self.carriers = Carriers(group, choice)
+        self.carriers = Carriers(group, choice.of(group))
         self.line = Line(group.name, self._explain)
         self.health = Health(group, self._failed, self._place)
         self.kept = Kept()

@@ -69,8 +69,6 @@ class OneSided:
         for rank, peer in enumerate(group.peers):
             if rank != group.rank and peer.lost is not None:
                 self._lost[rank] = peer.lost
-        with contextlib.suppress(TransportError):  # who is lost is told soon
-            self._post.greet()
 
     # ------------------------------------------------------------------------------------- carrier
     def refusal(self, call: Call) -> str:
@@ -85,6 +83,9 @@ class OneSided:
     def begin(self, calls: Sequence[Call], stream: Any, deadline: float) -> Begun:
         """See Carrier. There is no stream of CPU tensors."""
         with self._state:
+            if self._broken is None:
+                with contextlib.suppress(PeerLost):  # the hub tells
+                    self._post.greet()
             tasks = [self._open(call, deadline) for call in calls]
             self._advance()
         if not all(task.ended for task in tasks):

@@ -54,7 +54,7 @@ class Post:
         self._done = [0] * group.size  # of each rank, as far as it has said
         self._told = [0] * group.size  # what each has heard of this one's
         self._held: defaultdict[int, int] = defaultdict(int)  # sends that a peer has not taken
-        self._arena = Arena(self.engine, ARENA_BYTES) if group.size > 1 else None
+        self._arena: Arena | None = None
         self._windows: dict[int, Window | None] = {}
         self._mapped: set[int] = set()  # ranks that look into this one's arena
         self._scratch: list[Any] = []
@@ -95,9 +95,10 @@ class Post:
 
     # ------------------------------------------------------------------------------------ saying
     def greet(self) -> None:
-        """Shows this rank's arena to all."""
-        if self._arena is None:
+        """Makes this rank's arena and shows it to all; once, when the first call begins."""
+        if self._arena is not None or self.size == 1:
             return
+        self._arena = Arena(self.engine, ARENA_BYTES)
         native, keys, offset = handle_of(self._arena.remote)
         size = self._arena.remote.nbytes
         hello = Message(What.HELLO, 0, size=size, native=native, keys=keys, offset=offset)
@@ -219,9 +220,9 @@ class Post:
     def whose(self, error: PeerLost) -> TransportError:
         """The same error, with the ranks that are lost."""
         lost = {
-            rank: peer.lost
+            rank: peer.lost or error  # a transfer may hear of it before the control plane does
             for rank, peer in enumerate(self._group.peers)
-            if rank != self.rank and peer.lost is not None
+            if rank != self.rank and (peer.lost is not None or peer.name == error.peer)
         }
         return lost_ranks(lost) if lost else error
 
