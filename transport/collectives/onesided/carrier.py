@@ -316,7 +316,7 @@ class OneSided:
         return key.number < self._messages.get((key.lane, key.peer, key.tag), 0)
 
     def _hear_of(self, task: Task, rank: int, message: Message) -> None:
-        if task.over:
+        if task.over or self._broken is not None:  # which ends it, whatever is said
             return
         try:
             if message.what is What.FAILED:
