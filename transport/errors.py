@@ -6,6 +6,7 @@ TransportError                  .retryable
     OutOfRange (IndexError)     a slice, an index or a block outside what it is of
   PeerError                     .peer
     PeerLost (TransferError)    it died, vanished or stopped answering
+      RankLost                  .ranks; a member of a communicator did
     PeerRefused                 it does not want us: wrong secret, wrong uid, closing
     VersionMismatch             it speaks another protocol or another version of ours
   TransferError                 .transfer .op .status

@@ -23,7 +23,7 @@ from transport.errors import DeadlineExceeded, InvalidUse
 from transport.types import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from transport.collectives.arguments import Arguments, Asked
     from transport.collectives.group import Group
@@ -178,7 +178,7 @@ class Communicator(Closing):
         """Every rank has the tensors of all ranks, in rank order.
 
         They are written to `out`: a tensor of `size` times as many elements, or a list of one for
-        each rank; without it to a new tensor of shape (size, *shape). `wait` returns that.
+        each rank; without it to a new tensor with a leading dimension of `size`. `wait` returns that.
         """
         return self._run(self._arguments.all_gather(tensor, out), deadline, stream)
 
@@ -262,7 +262,7 @@ class Communicator(Closing):
     @contextlib.contextmanager
     def coalesced(
         self, *, deadline: float | None = None, stream: Any = None
-    ) -> Iterator[Operation]:
+    ) -> Generator[Operation]:
         """`with comm.coalesced() as all:` the calls of this thread begin together, at its end.
 
         Each of them returns `all`, whose `wait` returns the list of their results. They are for

@@ -33,8 +33,8 @@ class MeetingStore(Store):
         for key in keys:
             self._meeting.get(key, limit)
 
-    def add(self, key: str, amount: int) -> int:
-        return self._meeting.add(key, amount, self._timeout)
+    def add(self, key: str, value: int) -> int:
+        return self._meeting.add(key, value, self._timeout)
 
     def check(self, keys: Sequence[str]) -> bool:
         return all(self._meeting.peek(key, self._timeout) is not None for key in keys)
@@ -42,8 +42,12 @@ class MeetingStore(Store):
     def delete_key(self, key: str) -> bool:
         return self._meeting.drop(key, self._timeout)
 
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        before, after = (x.encode() if isinstance(x, str) else x for x in (expected, desired))
+    def compare_set(
+        self, key: str, expected_value: str | bytes, desired_value: str | bytes
+    ) -> bytes:
+        before, after = (
+            x.encode() if isinstance(x, str) else x for x in (expected_value, desired_value)
+        )
         return self._meeting.swap(key, before, after, self._timeout)
 
     @property

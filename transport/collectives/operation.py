@@ -41,7 +41,7 @@ class Operation:
     ) -> None:
         self._line = line
         self.calls = tuple(calls)
-        self._result = result
+        self._result: Any = result
         self._stream = stream
         self._carrier = carrier
         self._begun = time.monotonic()
