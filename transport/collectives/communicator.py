@@ -178,7 +178,7 @@ class Communicator(Closing):
         """Every rank has the tensors of all ranks, in rank order.
 
         They are written to `out`: a tensor of `size` times as many elements, or a list of one for
-        each rank; without it to a new tensor with a leading dimension of `size`. `wait` returns that.
+        each rank; without it to a new tensor, with a row for each. `wait` returns that.
         """
         return self._run(self._arguments.all_gather(tensor, out), deadline, stream)
 
