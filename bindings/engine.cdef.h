@@ -12,6 +12,7 @@ struct tn_engine_options {
     uint32_t providers;
     uint32_t huge_pages;
     uint32_t stream_threads;
+    uint32_t copy_threads;
     uint64_t stream_buffer;
     uint32_t progress;
     uint32_t gpu_direct;

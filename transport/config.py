@@ -87,6 +87,12 @@ class Settings:
         kinds.size(4096, 1 << 30),
         "larger copies and stream frames are cut into such pieces",
     )
+    copy_threads: int = _setting(
+        0,
+        kinds.count(0, 8),
+        "threads that copy a large block within this host, the waiting one and the engine's own "
+        "among them; 0: as many as CPUs, at most 4, the others only where CPUs are idle",
+    )
     stream_window: int = _setting(64, kinds.count(1, 65536), "requests in flight on one stream")
     notify_depth: int = _setting(
         64, kinds.count(1, 4096), "notifications that one peer may have unread here"

@@ -14,6 +14,7 @@ static void init_locks_and_lists(struct tn_engine *engine)
     pthread_mutex_init(&engine->work_lock, NULL);
     pthread_mutex_init(&engine->settle_lock, NULL);
     tn_aside_init(engine);
+    pthread_mutex_init(&engine->helpers.lock, NULL);
     tn_list_init(&engine->peers);
     tn_list_init(&engine->dying);
     tn_list_init(&engine->ticking);
@@ -56,7 +57,7 @@ static void init_host(struct tn_engine *engine)
     engine->host.inline_bytes = engine->options.inline_bytes;
     engine->host.chunk_bytes = engine->options.chunk_bytes;
     engine->host.liveness_ns = engine->options.liveness_ns;
-    engine->host.hands = tn_sys_cpus() > 1 ? 2 : 1;
+    engine->host.hands = tn_helpers_hands(&engine->options);
     engine->host.stream_window = engine->options.stream_window;
     engine->host.stream_buffer = engine->options.stream_buffer;
     engine->host.gpu_direct = engine->options.gpu_direct;
@@ -89,10 +90,12 @@ static int check_options(const struct tn_engine_options *options)
 {
     if (!options->chunk_bytes || !options->liveness_ns || !options->notify_depth ||
         !options->max_regions || !options->stream_window || options->providers > TN_MAX_PROVIDERS ||
-        options->huge_pages > TN_HUGE_RESERVED || options->gpu_direct > TN_GPU_DIRECT_OFF)
+        options->huge_pages > TN_HUGE_RESERVED || options->gpu_direct > TN_GPU_DIRECT_OFF ||
+        options->copy_threads > TN_MAX_HANDS)
         return tn_fail(TN_INVALID,
-                       "every engine option must be positive, and at most %d providers be ordered",
-                       TN_MAX_PROVIDERS);
+                       "every engine option must be positive, at most %d providers be ordered, "
+                       "and at most %d threads copy",
+                       TN_MAX_PROVIDERS, TN_MAX_HANDS);
     return TN_OK;
 }
 
@@ -112,6 +115,7 @@ static void free_all(struct tn_engine *engine)
     if (engine->wake_fd >= 0)
         close(engine->wake_fd);
     tn_aside_release(engine);
+    pthread_mutex_destroy(&engine->helpers.lock);
     pthread_mutex_destroy(&engine->lock);
     pthread_mutex_destroy(&engine->mover_lock);
     pthread_mutex_destroy(&engine->active_lock);

@@ -59,6 +59,20 @@ struct tn_fences {
     _Atomic bool polls;    /* `polled` is not empty */
 };
 
+/* Threads that help with large copies; see helpers.c. */
+struct tn_helper {
+    struct tn_engine *engine;
+    uint32_t hand;
+    pthread_t thread;
+};
+struct tn_helpers {
+    pthread_mutex_t lock;   /* the rest, but `calls`; a leaf */
+    _Atomic uint32_t calls; /* futex: there is something to copy, or the engine stops */
+    bool tried;
+    uint32_t count;
+    struct tn_helper each[TN_MAX_HANDS - 2];
+};
+
 /* Streams of GPUs that wait for transfers; see hold.c. */
 struct tn_holds {
     pthread_mutex_t lock; /* a leaf */
@@ -113,11 +127,13 @@ struct tn_engine {
     uint64_t next_sweep; /* driver only: when abandoned guards of shared memory are looked at */
     pthread_t thread;
     struct tn_aside aside;
+    struct tn_helpers helpers;
 
     pthread_mutex_t work_lock;
-    struct tn_list work;         /* transfers with chunks to copy */
-    _Atomic int work_cpu;        /* where the last was added */
-    _Atomic uint32_t work_calls; /* how many there have been */
+    struct tn_list work;                   /* transfers with chunks to copy */
+    _Atomic int work_cpu;                  /* where the last was added */
+    _Atomic uint32_t work_calls;           /* how many there have been */
+    _Atomic uint64_t chunks[TN_MAX_HANDS]; /* that each thread has copied */
 
     pthread_mutex_t settle_lock;
     _Atomic bool unsettled;  /* there may be some in `settling` */
@@ -198,7 +214,7 @@ int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), voi
 void tn_progress_deadline(struct tn_engine *engine, uint64_t deadline_ns);
 
 /* A thread of the engine's own, to which no signal comes. */
-int tn_progress_thread(pthread_t *thread, void *(*run)(void *engine), struct tn_engine *engine);
+int tn_progress_thread(pthread_t *thread, void *(*run)(void *argument), void *argument);
 
 /* aside.c */
 void tn_aside_init(struct tn_engine *engine);
@@ -206,6 +222,11 @@ bool tn_aside_runs(struct tn_engine *engine); /* starts it, the first time, if i
 void tn_aside_pass(struct tn_engine *engine); /* what was unwatched is not called any more */
 void tn_aside_fini(struct tn_engine *engine); /* it has ended */
 void tn_aside_release(struct tn_engine *engine);
+
+/* helpers.c */
+uint32_t tn_helpers_hands(const struct tn_engine_options *options); /* threads that copy, in all */
+void tn_helpers_call(struct tn_engine *engine); /* there is a copy that is worth more than two */
+void tn_helpers_fini(struct tn_engine *engine); /* they have ended; it is stopping */
 
 /* look.c */
 void tn_look_init(struct tn_engine *engine); /* the pace; the epoll set is there */

@@ -467,8 +467,10 @@ static void drive_in_background(struct tn_engine *engine, uint32_t word, struct 
  * anybody. */
 static bool help(struct tn_engine *engine, uint32_t copies)
 {
-    bool look = copies % COPIES_BETWEEN_POLLS == 0 && atomic_load(&engine->waiters) &&
-                tn_work_pending(engine);
+    bool waited = atomic_load(&engine->waiters) > 0;
+    if (waited && engine->host.hands < 2)
+        return false;
+    bool look = waited && copies % COPIES_BETWEEN_POLLS == 0 && tn_work_pending(engine);
     return (!look || tn_crowd_has_room()) && tn_work_run(engine, 1);
 }
 
@@ -523,13 +525,13 @@ static void *background(void *argument)
     return NULL;
 }
 
-int tn_progress_thread(pthread_t *thread, void *(*run)(void *engine), struct tn_engine *engine)
+int tn_progress_thread(pthread_t *thread, void *(*run)(void *argument), void *argument)
 {
     /* Signals belong to the caller's threads: Ctrl-C must interrupt their waits, not this one. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(thread, NULL, run, engine);
+    int error = pthread_create(thread, NULL, run, argument);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     errno = error;
     return error ? tn_fail_errno("starting a background thread") : TN_OK;
@@ -563,6 +565,7 @@ void tn_progress_fini(struct tn_engine *engine)
     eventfd_write(engine->wake_fd, 1);
     pthread_join(engine->thread, NULL);
     tn_aside_fini(engine);
+    tn_helpers_fini(engine);
     for (int i = 0; i < 1000 && atomic_load(&engine->visitors); i++) {
         tn_progress_announce(engine);
         usleep(1000);

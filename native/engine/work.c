@@ -6,6 +6,7 @@
 void tn_work_add(struct tn_host *host, struct tn_transfer *transfer)
 {
     struct tn_engine *engine = (struct tn_engine *)host;
+    bool help = transfer->n_shares > 2;
     tn_transfer_reference(transfer);
     pthread_mutex_lock(&engine->work_lock);
     tn_list_append(&engine->work, &transfer->working);
@@ -14,6 +15,8 @@ void tn_work_add(struct tn_host *host, struct tn_transfer *transfer)
     atomic_fetch_add(&engine->work_calls, 1);
     atomic_fetch_add(&engine->turnstile, 1);
     tn_progress_wake_background(engine);
+    if (help)
+        tn_helpers_call(engine);
 }
 
 /* Runs one chunk of each transfer in turn, so that a small one does not wait for all of a big one.
@@ -32,7 +35,10 @@ bool tn_work_run(struct tn_engine *engine, uint32_t hand)
     if (!transfer)
         return false;
     struct tn_peer *peer = tn_transfer_peer(transfer);
-    if (!peer || !transfer->run(transfer, hand) || tn_transfer_exhausted(transfer)) {
+    bool ran = peer && transfer->run(transfer, hand);
+    if (ran)
+        atomic_fetch_add_explicit(&engine->chunks[hand], 1, memory_order_relaxed);
+    if (!ran || tn_transfer_exhausted(transfer)) {
         pthread_mutex_lock(&engine->work_lock);
         bool listed = !tn_list_empty(&transfer->working);
         tn_list_remove(&transfer->working);

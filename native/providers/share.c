@@ -2,12 +2,18 @@
 #include "providers/transfer.h"
 
 #define LEAST_SHARE (UINT64_C(1) << 20)
+#define LEAST_HELPED (UINT64_C(4) << 20) /* for threads that must be woken first */
 #define LEAST_HALF                                                                            \
     (UINT64_C(128) << 10)             /* of another's share; what is less is taken as a whole \
                                        */
 #define LEAST_BLOCK 4096u             /* of many shorter ones, to find the middle takes too long */
 #define LONG_ROW (UINT64_C(64) << 10) /* shorter ones are not cut */
 #define PAGE UINT64_C(4096)
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
 
 static uint64_t bytes_of(const struct tn_transfer *transfer, const struct tn_range *range)
 {
@@ -48,6 +54,12 @@ static uint64_t advance(const struct tn_transfer *transfer, struct tn_cursor *at
     return *before;
 }
 
+uint32_t tn_transfer_hands(const struct tn_transfer *transfer)
+{
+    uint64_t helped = transfer->bytes / LEAST_HELPED;
+    return (uint32_t)least(transfer->host->hands, helped > 2 ? helped : 2);
+}
+
 void tn_transfer_share(struct tn_transfer *transfer, uint32_t hands)
 {
     uint64_t most = transfer->bytes / LEAST_SHARE;
@@ -76,11 +88,6 @@ uint64_t tn_shares_left(const struct tn_transfer *transfer)
     for (uint32_t i = 0; i < transfer->n_shares; i++)
         left += transfer->shares[i].left;
     return left;
-}
-
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
 }
 
 /* Its own, or the next with something left: of that it takes halves, so that neither waits for the

@@ -177,6 +177,8 @@ int tn_transfer_next_of(struct tn_transfer *transfer, uint32_t hand, struct tn_p
  * contiguous share, so that it is the same thread that moves the same bytes when they are moved
  * again, and finds in its cache what it has left there. Does nothing where that is not worth it. */
 void tn_transfer_share(struct tn_transfer *transfer, uint32_t hands);
+/* How many that is for a transfer of its size; for more than two, threads have to be woken. */
+uint32_t tn_transfer_hands(const struct tn_transfer *transfer);
 /* share.c, for tn_transfer_next_of; called with the lock held. */
 int tn_shares_take(struct tn_transfer *transfer, uint32_t hand, struct tn_piece *pieces,
                    int capacity, uint64_t each, uint64_t total);

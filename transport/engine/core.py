@@ -424,6 +424,7 @@ def _open_native(incarnation: bytes, settings: Settings, paths: Paths) -> Native
     options.max_regions = settings.max_regions
     options.stream_window = settings.stream_window
     options.stream_threads = settings.tcp_threads
+    options.copy_threads = settings.copy_threads
     options.stream_buffer = settings.tcp_buffer
     numbers = list(paths.identifiers.values())
     options.order[0 : len(numbers)] = numbers

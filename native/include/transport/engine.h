@@ -37,6 +37,7 @@ struct tn_engine_options {
     uint32_t providers;               /* how many of order[] are set */
     uint32_t huge_pages;              /* enum tn_huge_pages, of segments */
     uint32_t stream_threads;          /* that move a peer's streams: 1, or 2 */
+    uint32_t copy_threads;            /* that copy large blocks, in all; 0: by the CPUs */
     uint64_t stream_buffer;           /* of a TCP socket, each way; 0: as the kernel sizes it */
     uint32_t progress;                /* enum tn_progress_mode */
     uint32_t gpu_direct;              /* enum tn_gpu_direct */

@@ -107,7 +107,7 @@ static void link_start(void *link, struct tn_transfer *transfer)
     transfer->run = tn_shm_chunk_run;
     transfer->copying = tn_transfer_copy_plan(transfer);
     if (!tn_transfer_at_once(transfer))
-        tn_transfer_share(transfer, host->hands);
+        tn_transfer_share(transfer, tn_transfer_hands(transfer));
     pthread_mutex_lock(&connection->lock);
     uint32_t states = survey(connection, transfer);
     if (states >> UNKNOWN & 1) {

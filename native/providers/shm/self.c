@@ -165,7 +165,7 @@ static void self_start(void *link, struct tn_transfer *transfer)
     bool whole = overlaps_itself(transfer);
     transfer->run = whole ? run_whole : run_chunk;
     if (!tn_transfer_at_once(transfer)) {
-        tn_transfer_share(transfer, whole ? 1 : host->hands);
+        tn_transfer_share(transfer, whole ? 1 : tn_transfer_hands(transfer));
         host->work(host, transfer);
         return;
     }
