@@ -140,8 +140,12 @@ docs: setup ## the documentation, warnings are errors
 .PHONY: contract-asan wheel fakes format test-system clean
 # Of the unit tests those whose rooms call C; what is Python alone a sanitizer of C does not see.
 CALLS_C := $(addprefix tests/unit/,ffi memory engine providers control)
+# One way of GPU memory on each of the two doubles; `make gpu` has all on both, without the tool.
+GPU_CUDA := test_staged.py::TestOverTcp
+GPU_ROCM := test_gpu_ipc.py::TestPhysical
 contract-asan: setup fakes ## tests that call C, on a build with AddressSanitizer
-	scripts/pytest-sanitized.sh address tests/contract $(CALLS_C)
+	scripts/pytest-sanitized.sh address tests/contract $(CALLS_C) $(addprefix tests/gpu/,$(GPU_CUDA))
+	TN_GPU_DOUBLE=rocm scripts/pytest-sanitized.sh address --built $(addprefix tests/gpu/,$(GPU_ROCM))
 
 wheel: setup ## sdist, wheel, and the proof that the wheel needs nothing but libc
 	scripts/wheel-proof.sh

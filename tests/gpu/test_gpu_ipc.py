@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,8 +27,7 @@ _DOUBLE = GpuDouble(os.environ.get("TN_GPU_DOUBLE", "cuda"))
 
 def _way(memory: str, path: str) -> Way:
     options: dict[str, Any] = {"settings": Settings.from_env(**_DOUBLE.settings())}
-    support = str(Path(__file__).resolve().parents[1] / "support")
-    environment = {"TN_GPU_MEMORY": memory, "PYTHONPATH": support}
+    environment = {"TN_GPU_MEMORY": memory}
     return Way(
         "gpu_ipc", path, near=options, far=options, prepare=_PREPARE, environment=environment
     )

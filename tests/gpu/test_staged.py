@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +26,7 @@ _DOUBLE = GpuDouble(os.environ.get("TN_GPU_DOUBLE", "cuda"))
 def _way(memory: str, *providers: str) -> Way:
     settings = Settings.from_env(**_DOUBLE.settings())
     options: dict[str, Any] = {"settings": settings, "providers": (*providers, "staged")}
-    support = str(Path(__file__).resolve().parents[1] / "support")
-    environment = {"TN_GPU_MEMORY": memory, "PYTHONPATH": support}
+    environment = {"TN_GPU_MEMORY": memory}
     path = f"staged over {providers[0]}"
     return Way("staged", path, near=options, far=options, prepare=_PREPARE, environment=environment)
 
