@@ -47,6 +47,7 @@ class OneSided:
     are open; from then on the group's mailbox is this carrier's to read."""
 
     name = "onesided"
+    driven = True
 
     def __init__(self, group: Group) -> None:
         self._post = Post(group)
