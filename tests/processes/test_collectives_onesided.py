@@ -66,3 +66,7 @@ def test_a_deadline_ends_the_call_of_all():
 
 def test_calls_go_on_while_nobody_waits():
     assert run_ranks(3, JOBS, ("alone",)) == [True] * 3
+
+
+def test_a_rank_may_leave_after_its_last_call():
+    assert run_ranks(3, JOBS, ("leave",)) == [True] * 3

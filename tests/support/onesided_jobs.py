@@ -261,6 +261,19 @@ def alone(group):
     return bool(own.eq(group.size).all())
 
 
+def leave(group):
+    """Rank 0 leaves after its last call; the others look at what it said only then."""
+    carrier, own = carrier_of(group), torch.full((100,), float(group.rank))
+    run(carrier, Call(Kind.BARRIER))
+    if group.rank == 0:
+        run(carrier, Call(Kind.BROADCAST, (own,), ()))
+        return True
+    with carrier._state:  # nobody may look
+        time.sleep(1.0)
+    run(carrier, Call(Kind.BROADCAST, (), (own,)))
+    return bool(own.eq(0).all())
+
+
 def outcome(call):
     try:
         call()

@@ -236,8 +236,9 @@ class OneSided:
 
     def _advance(self) -> None:
         """Takes every call as far as it goes. Within the state."""
-        if self._lost and not isinstance(self._broken, PeerLost):
-            self._broken = self._broken or lost_ranks(dict(self._lost))
+        if self._lost and self._broken is None:
+            self._finish_what_came()
+            self._break(lost_ranks(dict(self._lost)))
         ended = False
         for task in list(self._tasks.values()):
             if not task.over:
@@ -254,10 +255,24 @@ class OneSided:
             with self._ended:
                 self._ended.notify_all()
 
+    def _break(self, error: TransportError) -> None:
+        """The first error counts."""
+        self._broken = self._broken or error
+
+    def _finish_what_came(self) -> None:
+        """A rank may leave after its last call: what it said before that still counts."""
+        with contextlib.suppress(TransportError):  # the mailbox has ended
+            while (note := self._mailbox.wait(0.0)) is not None:
+                self._hear(note)
+        for task in list(self._tasks.values()):
+            if not task.over:
+                self._step(task)
+
     def _step(self, task: Task) -> None:
+        if self._broken is not None:
+            self._fail(task, self._broken)
+            return
         try:
-            if self._broken is not None:
-                raise self._broken
             if time.monotonic() > task.end:
                 raise DeadlineExceeded(f"{task.sign} has not ended within its deadline")
             assert task.steps is not None

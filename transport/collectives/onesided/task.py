@@ -6,13 +6,14 @@ May import message, arena, call, engine and errors. What the call does is a gene
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from transport.collectives.onesided.message import Lane, Message, What
 from transport.engine.batch import Read
-from transport.errors import InvalidUse, PeerError, StaleRegion
+from transport.errors import InvalidUse, PeerError, PeerLost, StaleRegion
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -191,7 +192,8 @@ class Task:
         if message is not None and (message.direct or self.key.lane is Lane.RECV):
             lane = Lane.SEND if self.key.lane is Lane.RECV else self.key.lane
             told = Message(What.TAKEN, self.port.done, lane, self.key.number, self.key.tag, phase)
-            self.port.say(rank, told)
+            with contextlib.suppress(PeerLost):  # the bytes are here; the hub tells of the loss
+                self.port.say(rank, told)
 
     def all_taken(self, ranks: Iterable[int], phase: int = 0) -> None:
         for rank in ranks:
