@@ -162,6 +162,7 @@ def messages(group):
     ]
     run(carrier, Call(Kind.BARRIER))
     ended = sum(work.done() for work in many)
+    run(carrier, Call(Kind.BARRIER))  # before it nobody receives
     got = [torch.empty(1, dtype=torch.int64) for _ in many]
     run(carrier, *(Call(Kind.RECV, (), (each,), peer=before, tag=9) for each in got))
     assert [int(each) for each in got] == list(range(200))
