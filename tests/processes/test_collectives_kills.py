@@ -89,6 +89,13 @@ def test_no_byte_changes_after_the_error(ranks):
     assert survivors(ranks, "run", "untouched", 2) == [("RankLost", True)] * 3
 
 
+def test_a_receive_ends_with_its_sender(ranks):
+    join(ranks, "receives")
+    for lost, still, took in survivors(ranks, "run", "receive_until_lost", 1):
+        assert (lost, still) == ((1,), True)
+        assert took < LONG
+
+
 def test_an_all_reduce_that_tolerates_failures(ranks):
     join(ranks, "tolerant")
     told = survivors(ranks, "run", "tolerant", 30, {5: 1, 17: 3})

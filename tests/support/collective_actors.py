@@ -337,6 +337,25 @@ def untouched(comm, victim):
     return type(error).__name__, torch.equal(mine, copy)
 
 
+def receive_until_lost(comm, victim):
+    """Large messages from the victim, which dies in the middle of one."""
+    here = torch.zeros(1 << 20)
+    if comm.rank == victim:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        while True:
+            for rank in set(range(comm.size)) - {victim}:
+                comm.send(here, rank).wait()
+    begun = time.monotonic()
+    try:
+        while True:
+            comm.recv(here, victim, deadline=30).wait()
+            begun = time.monotonic()
+    except RankLost as error:
+        took, copy = time.monotonic() - begun, here.clone()
+        time.sleep(0.5)
+        return error.ranks, torch.equal(here, copy), took
+
+
 def leave(comm, leaver):
     """A rank that has closed is found out by the next call."""
     comm.barrier().wait()

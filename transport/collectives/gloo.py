@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _CONNECTING = 60.0  # seconds that gloo may take for a question at most
 _LAST = 2.0  # seconds for works to end once their connections have
+_SLICE = 0.05  # seconds between looks at whether it was aborted
 _LATER = 5.0  # seconds after which gloo's own deadline follows ours
 
 
@@ -138,7 +139,8 @@ class GlooWork:
         self._error = error
 
     def done(self) -> bool:
-        return self.ended or all(begun.done() for begun in self.begun)
+        self._abandon()
+        return self.ended or all(begun.done() for begun in list(self.begun))
 
     def wait(self, timeout: float) -> bool:
         end = time.monotonic() + timeout
@@ -159,9 +161,11 @@ class GlooWork:
     def _all(self, end: float) -> bool:
         """Whether all have ended, which is waited for until `end`."""
         for begun in self.begun:
-            while not begun.wait(min(end, self._end) - time.monotonic()):
+            self._abandon()
+            while not begun.wait(min(end - time.monotonic(), _SLICE)):
+                self._abandon()
                 now = time.monotonic()
-                if now >= self._end:  # gloo ends then, with the connections
+                if now >= self._end:  # gloo ends with the connections
                     late = DeadlineExceeded("the collective did not end within its deadline")
                     self._carrier.abort(late)
                     self._end = now + _LAST
@@ -169,6 +173,12 @@ class GlooWork:
                     return False
         self._conclude()
         return True
+
+    def _abandon(self) -> None:
+        """Messages that a cut connection may leave without an end."""
+        if self._carrier.error is not None:
+            for begun in list(self.begun):
+                begun.abandon()
 
     def _conclude(self) -> None:
         try:

@@ -78,13 +78,18 @@ class Begun:
         if self._after is not None:
             self._after()
 
+    def abandon(self) -> None:
+        """Its connections have been cut: it ends by that, and may use its memory until then."""
+
 
 class Message(Begun):
     """A send or receive: gloo cuts the connection where a wait for it runs out, and says that it is
-    done only to who waits; so a thread waits for as long as it takes."""
+    done only to who waits; so a thread waits for as long as it takes. That may be for ever, for
+    gloo forgets messages of connections that break: so it receives into memory of its own, which
+    `after` copies, and can be abandoned."""
 
-    def __init__(self, work: Any, keep: Any) -> None:
-        super().__init__(work, None, keep)
+    def __init__(self, work: Any, after: Callable[[], object] | None, keep: Any) -> None:
+        super().__init__(work, after, keep)
         self._ended = threading.Event()
         self._error: RuntimeError | None = None
         threading.Thread(target=self._watch, name="transport-gloo", daemon=True).start()
@@ -105,6 +110,13 @@ class Message(Begun):
     def finish(self) -> None:
         if self._error is not None:
             raise self._error
+        if self._after is not None:
+            self._after()
+
+    def abandon(self) -> None:
+        if not self._ended.is_set():
+            self._error = RuntimeError("the message was abandoned")
+            self._ended.set()
 
 
 class Calls:
@@ -215,11 +227,13 @@ class Calls:
 
     def _send(self, gloo: Any, call: Call, limit: datetime.timedelta) -> Begun:
         part = _bytes(call.source[0])
-        return Message(gloo.send([part], call.peer, call.tag), (call, part))
+        return Message(gloo.send([part], call.peer, call.tag), None, (call, part))
 
     def _recv(self, gloo: Any, call: Call, limit: datetime.timedelta) -> Begun:
-        part = _bytes(call.target[0])
-        return Message(gloo.recv([part], call.peer, call.tag), (call, part))
+        target = _bytes(call.target[0])
+        part = torch.empty_like(target)
+        work = gloo.recv([part], call.peer, call.tag)
+        return Message(work, lambda: target.copy_(part), (call, part))
 
     def _barrier(self, gloo: Any, call: Call, limit: datetime.timedelta) -> Begun:
         options = BarrierOptions()
