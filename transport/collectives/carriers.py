@@ -6,8 +6,11 @@ that needs one.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
+import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import InvalidUse, Unavailable
@@ -40,6 +43,7 @@ class Carriers:
         self._made: dict[str, Carrier] = {}
         self._lock = threading.Lock()
         self._error: TransportError | None = None
+        _living.add(self)
 
     def make_all(self, devices: Iterable[str], deadline: float) -> None:
         for device in devices:
@@ -107,6 +111,19 @@ class Carriers:
     def close(self) -> None:
         for carrier in list(self._made.values()):
             carrier.close()
+
+
+_living: weakref.WeakSet[Carriers] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """What they hold is the parent's: one more reference that nobody drops, so that no destructor
+    waits for a thread which is not here, or ends a connection of the parent's."""
+    for each in _living:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(each))
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def maker(name: str) -> Callable[[Group, float], Carrier]:

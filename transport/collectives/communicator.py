@@ -271,6 +271,7 @@ class Communicator(Closing):
         if getattr(self._local, "together", None) is not None:
             raise InvalidUse("coalesced() within coalesced()")
         seat = self._seat
+        seat.check_open()
         operation = Operation(seat.line, None, (), [], self._limit(deadline), stream)
         self._local.together = operation
         try:
@@ -349,12 +350,14 @@ class Communicator(Closing):
     # ------------------------------------------------------------------------------------- closing
     def close(self) -> None:
         """Leaves the group: the others' calls that need this rank fail. Waits 2 s for what is under
-        way. Idempotent."""
+        way. Idempotent. Does nothing in a forked child: what it holds is the parent's."""
         self._seat.close()
         _living.discard(self)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "broken" if self.error else "open"
+        if self._seat.foreign:
+            state = "of another process"
         return f"<Communicator {self.name!r} rank {self.rank} of {self.size}: {state}>"
 
     # -------------------------------------------------------------------------------------- inside

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import Cancelled, DeadlineExceeded, InvalidUse
+from transport.ffi import handle
 from transport.types import check_timeout
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Operation:
         self._work: Work | None = None
         self._callbacks: list[Callable[[Operation], object]] = []
         self._ranks: tuple[int, ...] | None = None
+        self._pid = handle.here
 
     # ------------------------------------------------------------------------------------- waiting
     def wait(self, timeout: float | None = None) -> Any:
@@ -60,6 +62,7 @@ class Operation:
         is lost; DeadlineExceeded when its own deadline has passed.
         """
         limit = check_timeout(timeout)
+        self._check_here()
         if self._carrier is None and self._elapsed is None:
             raise InvalidUse("coalesced calls begin at the end of the with block: wait after it")
         if not self._line.drive(self, limit):
@@ -84,6 +87,7 @@ class Operation:
 
     def wait_on(self, stream: Any) -> Operation:
         """Lets a GPU's stream wait for it, instead of this thread; of CPU tensors it blocks."""
+        self._check_here()
         if self._work is None or self.done:
             self.wait()
         else:
@@ -93,23 +97,27 @@ class Operation:
     def add_done_callback(self, callback: Callable[[Operation], object]) -> None:
         """Calls back once it has ended, with itself, on whatever thread saw that; at once where it
         has. The callback must not block."""
+        self._check_here()
         if not self._line.tell(self, callback):
             callback(self)
 
     def exception_at_end(self) -> TransportError | None:
         """What went wrong, once it has ended."""
+        self._check_here()
         self._line.drive(self, None)
         return self._error
 
     def cancel(self) -> None:
         """Ends it where it has not begun. One that has begun cannot be ended on one rank alone:
         it goes on."""
+        self._check_here()
         self._line.withdraw(self, Cancelled("the operation was cancelled before it began"))
 
     # --------------------------------------------------------------------------------------- facts
     @property
     def done(self) -> bool:
         """Whether it has ended, well or not."""
+        self._check_here()
         return self._elapsed is not None or self._line.look(self)
 
     def exception(self) -> TransportError | None:
@@ -149,6 +157,11 @@ class Operation:
     def __repr__(self) -> str:
         state = "pending" if self._elapsed is None else "failed" if self._error else "done"
         return f"<Operation {self.kind} of {self.nbytes} bytes by {self.carrier}: {state}>"
+
+    def _check_here(self) -> None:
+        """Raises InvalidUse for one that was under way in the parent when this process forked."""
+        if self._pid != handle.here and self._elapsed is None:
+            raise handle.foreign("operation", self._pid, "only there it goes on")
 
     # ------------------------------------------------------------------------------- for the line
     def also(self, call: Call, result: Any) -> Operation:

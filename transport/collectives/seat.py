@@ -23,6 +23,7 @@ from transport.errors import (
     TransportError,
     Unavailable,
 )
+from transport.ffi import handle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -69,6 +70,7 @@ class Seat:
         self.kept = Kept()
         self.attempts = 0  # of regrouping
         self.closed = False
+        self._pid = handle.here
         self._lock = threading.Lock()
 
     def open(self, devices: Iterable[str], deadline: float) -> None:
@@ -91,14 +93,29 @@ class Seat:
 
     def check(self) -> None:
         """Raises why nothing can be called any more."""
-        if self.closed:
-            raise InvalidUse(f"communicator {self.group.name!r} is closed")
+        self.check_open()
         error = self.health.error
         if error is not None:
             raise copy.copy(error)
 
+    def check_open(self) -> None:
+        """Raises InvalidUse when it is closed, or another process's."""
+        if self.foreign:
+            instead = "join another group in the child"
+            raise handle.foreign(f"communicator {self.group.name!r}", self._pid, instead)
+        if self.closed:
+            raise InvalidUse(f"communicator {self.group.name!r} is closed")
+
+    @property
+    def foreign(self) -> bool:
+        """In a child that got it by fork."""
+        return self._pid != handle.here
+
     def close(self, *, quietly: bool = False) -> None:
-        """Waits 2 s for what is under way. `quietly`: the others know without being told."""
+        """Waits 2 s for what is under way. `quietly`: the others know without being told. Does
+        nothing in a forked child: connections and threads are the parent's."""
+        if self.foreign:
+            return
         with self._lock:
             if self.closed:
                 return

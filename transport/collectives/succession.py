@@ -26,6 +26,7 @@ def shrunk(seat: Seat, limit: float, pending: torch.Tensor | None) -> tuple[Seat
     """The seat in a generation of those who are left; which rank here each of its ranks had; and
     whether `pending`, which an all-reduce that tolerates failures is to fill, has been filled by
     those who had the result."""
+    seat.check_open()
     clock = Clock(limit)
     numbers = list(range(seat.group.size))
     while True:

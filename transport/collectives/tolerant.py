@@ -70,7 +70,8 @@ class TolerantOperation(Operation):
             raise InvalidUse(f"an average of {part.dtype} would be cut to whole numbers")
         inner = replace(call, reduction=Reduction.SUM) if self._average else call
         seat_ok = seat.health.error is None or isinstance(seat.health.error, RankLost)
-        if seat.closed or not seat_ok:
+        seat.check_open()
+        if not seat_ok:
             seat.check()
         self._alone = _Alone()
         carrier = seat.carriers.choose([inner], limit)

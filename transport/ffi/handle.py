@@ -95,9 +95,9 @@ class Handle(Closing):
         )
 
 
-def foreign(noun: str, pid: int) -> InvalidUse:
+def foreign(noun: str, pid: int, instead: str = "make a new Engine in the child") -> InvalidUse:
     """The error for the use of an object that came here by fork."""
-    return InvalidUse(f"this {noun} belongs to process {pid}; make a new Engine in the child")
+    return InvalidUse(f"this {noun} belongs to process {pid}; {instead}")
 
 
 def unpicklable(noun: str, instead: str) -> TypeError:
