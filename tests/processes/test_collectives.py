@@ -77,3 +77,11 @@ def test_a_rank_that_leaves_is_found_out(five):
     assert [each[0] for each in told[:2]] == ["RankLost", "RankLost"]
     assert "closed the communicator" in told[0][1]
     some.close.call().get()
+
+
+def test_one_thread_shrinks_it(five):
+    some = group(five, 3)
+    for refused, total, later, took in some.run.call("shrink_at_once").get().values():
+        assert (refused, total, later) == ("InvalidUse", 3.0, ["InvalidUse"] * 2)
+        assert took < 5
+    some.close.call().get()

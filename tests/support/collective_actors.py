@@ -14,7 +14,15 @@ import numpy as np
 import torch
 
 import transport
-from transport import Actor, Communicator, DeadlineExceeded, RankLost, current_rank, endpoint
+from transport import (
+    Actor,
+    Communicator,
+    DeadlineExceeded,
+    InvalidUse,
+    RankLost,
+    current_rank,
+    endpoint,
+)
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WHOLE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -354,6 +362,31 @@ def receive_until_lost(comm, victim):
         took, copy = time.monotonic() - begun, here.clone()
         time.sleep(0.5)
         return error.ranks, torch.equal(here, copy), took
+
+
+def shrink_at_once(comm):
+    """Two threads do; then it is closed."""
+    told, begin = [], threading.Barrier(2)
+
+    def shrink():
+        begin.wait()
+        try:
+            told.append(comm.shrink())
+        except InvalidUse as error:
+            told.append(error)
+
+    threads = [threading.Thread(target=shrink) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    refused, made = sorted(told, key=lambda each: isinstance(each, Communicator))
+    total = made.all_reduce(torch.ones(1)).wait().item()
+    begun = time.monotonic()
+    later = [type(_raised(call)).__name__ for call in (comm.shrink, comm.grow)]
+    took = time.monotonic() - begun
+    made.close()
+    return type(refused).__name__, total, later, took
 
 
 def leave(comm, leaver):

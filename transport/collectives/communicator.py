@@ -299,7 +299,9 @@ class Communicator(Closing):
         it. Ranks that cannot reach each other, and live, take each other for lost: with more than
         one network between them that may leave two groups.
         """
-        seat, _, _ = shrunk(self._seat, check_limit(deadline), None)
+        limit = check_limit(deadline)
+        self._await_tolerant()
+        seat, _, _ = shrunk(self._seat, limit, None)
         return self._succeed(seat)
 
     def grow(self, newcomers: int = 1, *, deadline: float = _REGROUPING) -> Communicator:
@@ -308,7 +310,9 @@ class Communicator(Closing):
         All ranks call it; this communicator is closed then. Raises DeadlineExceeded when too few
         come, and this one stays as it was.
         """
-        return self._succeed(grown(self._seat, newcomers, check_limit(deadline)))
+        limit = check_limit(deadline)
+        self._await_tolerant()
+        return self._succeed(grown(self._seat, newcomers, limit))
 
     @classmethod
     def enter(

@@ -5,6 +5,7 @@ May import everything in the room but communicator and tolerant.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from transport.errors import (
 from transport.ffi import handle
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Generator, Iterable, Sequence
 
     import torch
 
@@ -72,6 +73,7 @@ class Seat:
         self.closed = False
         self._pid = handle.here
         self._lock = threading.Lock()
+        self._succession = threading.Lock()
 
     def open(self, devices: Iterable[str], deadline: float) -> None:
         """Makes the carriers for these. Raises RankLost, and what making them raises."""
@@ -105,6 +107,19 @@ class Seat:
             raise handle.foreign(f"communicator {self.group.name!r}", self._pid, instead)
         if self.closed:
             raise InvalidUse(f"communicator {self.group.name!r} is closed")
+
+    @contextlib.contextmanager
+    def succession(self) -> Generator[None]:
+        """For one thread, which makes the next generation; for good where it closes this one.
+        Raises InvalidUse for others, and where `check_open` does."""
+        self.check_open()
+        if not self._succession.acquire(blocking=False):
+            raise InvalidUse(f"another thread shrinks or grows communicator {self.group.name!r}")
+        try:
+            self.check_open()
+            yield
+        finally:
+            self._succession.release()
 
     @property
     def foreign(self) -> bool:

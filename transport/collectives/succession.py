@@ -26,7 +26,6 @@ def shrunk(seat: Seat, limit: float, pending: torch.Tensor | None) -> tuple[Seat
     """The seat in a generation of those who are left; which rank here each of its ranks had; and
     whether `pending`, which an all-reduce that tolerates failures is to fill, has been filled by
     those who had the result."""
-    seat.check_open()
     clock = Clock(limit)
     numbers = list(range(seat.group.size))
     while True:
@@ -73,21 +72,22 @@ def entered(name: str, at: str, engine: Engine | None, limit: float) -> Seat:
 
 
 def _next(seat: Seat, clock: Clock, newcomers: int) -> Seat:
-    seat.attempts += 1
-    kept = seat.kept
-    group: Group = Regroup(
-        seat.group,
-        seat.health,
-        clock,
-        attempt=seat.attempts,
-        rules=seat.choice.rules,
-        kept=kept.count,
-        newcomers=newcomers,
-    ).run()
-    made = Seat(group, seat.choice)
-    made.kept = kept
-    seat.close(quietly=True)
-    return made
+    with seat.succession():
+        seat.attempts += 1
+        kept = seat.kept
+        group: Group = Regroup(
+            seat.group,
+            seat.health,
+            clock,
+            attempt=seat.attempts,
+            rules=seat.choice.rules,
+            kept=kept.count,
+            newcomers=newcomers,
+        ).run()
+        made = Seat(group, seat.choice)
+        made.kept = kept
+        seat.close(quietly=True)
+        return made
 
 
 def _catch_up(seat: Seat, pending: torch.Tensor | None, clock: Clock) -> bool:
