@@ -85,3 +85,9 @@ def test_one_thread_shrinks_it(five):
         assert (refused, total, later) == ("InvalidUse", 3.0, ["InvalidUse"] * 2)
         assert took < 5
     some.close.call().get()
+
+
+def test_a_deadline_may_be_longer_than_c_can_count(five):
+    some = group(five, 2, deadline=1e300, operation_deadline=1e300)
+    assert list(some.run.call("long_deadlines").get().values()) == [2.0] * 2
+    some.close.call().get()

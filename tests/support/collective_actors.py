@@ -389,6 +389,13 @@ def shrink_at_once(comm):
     return type(refused).__name__, total, later, took
 
 
+def long_deadlines(comm):
+    """Longer than C can count."""
+    for deadline in (3e6, 1e300):
+        value = comm.all_reduce(torch.ones(1), deadline=deadline).wait().item()
+    return value
+
+
 def leave(comm, leaver):
     """A rank that has closed is found out by the next call."""
     comm.barrier().wait()

@@ -282,8 +282,11 @@ def vote(ok: bool) -> torch.Tensor:
 
 
 def check_deadline(seconds: Any) -> float:
-    """Raises InvalidUse for what is no number of seconds above 0."""
+    """Raises InvalidUse for what is no number of seconds above 0. 1e9 are the most."""
     valid = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if not valid or not math.isfinite(seconds) or seconds <= 0:
         raise InvalidUse(f"a deadline is a number of seconds above 0, not {seconds!r:.80}")
-    return float(seconds)
+    return min(float(seconds), _LONGEST)
+
+
+_LONGEST = 1e9  # seconds

@@ -32,7 +32,7 @@ class Choice:
         if fitting is None:
             fitting = self._known[key] = _fitting(self.rules, *key)
         unit = call.unit
-        return [rule.carrier for rule in fitting if rule.least <= unit]
+        return list(dict.fromkeys(rule.carrier for rule in fitting if rule.least <= unit))
 
     def all_of(self, device: str) -> list[str]:
         """Those that calls on this type of device may go to."""

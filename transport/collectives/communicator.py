@@ -79,8 +79,9 @@ class Communicator(Closing):
         Raises DeadlineExceeded, which names the ranks that did not come; PeerLost; InvalidUse for
         ranks that do not fit each other; Unavailable without torch.
         """
+        limit = check_limit(operation_deadline)
         group, rules = bootstrap.join(name, rank, size, at, engine=engine, deadline=deadline)
-        return cls.of(group, Choice(rules), operation_deadline, deadline)
+        return cls.of(group, Choice(rules), limit, check_limit(deadline))
 
     @classmethod
     def of(cls, group: Group, choice: Choice, deadline: float, joining: float) -> Communicator:
@@ -328,8 +329,8 @@ class Communicator(Closing):
 
         `at` is the `address` of its rank 0. What `join` raises.
         """
-        seat = entered(name, at, engine, check_limit(deadline))
-        return cls(seat, operation_deadline)
+        limit = check_limit(operation_deadline)
+        return cls(entered(name, at, engine, check_limit(deadline)), limit)
 
     def should_commit(self, ok: bool, *, deadline: float = _VOTING) -> bool:
         """A vote that ends a training step: True if all ranks that live said `ok`.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _CONNECTING = 60.0  # seconds that gloo may take for a question at most
 _LAST = 2.0  # seconds for works to end once their connections have
 _SLICE = 0.05  # seconds between looks at whether it was aborted
+_LONGEST = 2e6  # seconds: gloo counts milliseconds in 32 bits
 _LATER = 5.0  # seconds after which gloo's own deadline follows ours
 
 
@@ -87,7 +88,7 @@ class GlooCarrier:
             self._works = [each for each in self._works if not each.ended]
             self._works.append(work)
             context = self._context
-        limit = datetime.timedelta(seconds=deadline + _LATER)
+        limit = _span(deadline + _LATER)
         try:
             for call in calls:
                 work.begun.append(self._calls.begin(context, call, limit))
@@ -190,6 +191,10 @@ class GlooWork:
         self.ended = True
 
 
+def _span(seconds: float) -> datetime.timedelta:
+    return datetime.timedelta(seconds=min(seconds, _LONGEST))
+
+
 def _first_line(error: Exception) -> str:
     text = str(error).split("] ", 1)[-1]  # without the place in its source
     return text.split(". This is typically")[0].split("\n")[0]
@@ -207,7 +212,7 @@ def _connect(group: Group, store: Any, deadline: float) -> Any:
         )
     options = makers._Options()
     options._threads = 1
-    options._timeout = datetime.timedelta(seconds=deadline)
+    options._timeout = _span(deadline)
     try:
         options._devices = [makers.create_device(hostname=host, lazy_init=False)]
         return makers(store, group.rank, group.size, options)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from transport import Communicator, DeadlineExceeded, Engine, RankLost
+from transport import Communicator, DeadlineExceeded, Engine, InvalidUse, RankLost
 
 torch = pytest.importorskip("torch")
 
@@ -47,3 +47,9 @@ def test_a_message_that_gloo_forgets_ends(carrier, aborted):
     with pytest.raises(RankLost if aborted else DeadlineExceeded):
         work.wait(1)
     assert not copied
+
+
+@pytest.mark.parametrize("deadline", [0, -1, float("nan"), "10"])
+def test_what_is_no_deadline_is_refused(deadline):
+    with pytest.raises(InvalidUse, match="seconds"):
+        Communicator.join("alone", 0, 1, operation_deadline=deadline)
