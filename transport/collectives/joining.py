@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _ROW = 64  # cards in one value of the roster
 _PAUSE = 0.02  # seconds before the meeting is looked at again
 _LOOK = 1.0  # seconds for one look at it
+_OFTEN = 0.1  # seconds between looks of rank 0 at whether a rank does not fit
+_MISFIT = "misfit"  # the key that says which
 
 
 class Clock:
@@ -78,7 +80,8 @@ def follow(
         await_meeting(meeting, clock.left)
         opening = c.decode(meeting.get("opening", clock.left), c.Opening)
         if opening.size != size:
-            raise InvalidUse(f"rank 0 makes {title!r} of {opening.size} ranks, rank {rank} {size}")
+            why = f"rank 0 makes {title!r} of {opening.size} ranks, rank {rank} makes it of {size}"
+            raise _misfit(meeting, why)
         try:
             mailbox = hub.mailbox(opening.id)
         except InvalidUse:  # what is open there is the one before, which this process has still
@@ -111,9 +114,8 @@ def _collect(meeting: Meeting, size: int, clock: Clock) -> list[c.Card]:
     cards: list[c.Card] = []
     missing: list[int] = []
     for rank in range(1, size):
-        try:
-            found = meeting.get(f"card/{rank}", clock.left)
-        except DeadlineExceeded:
+        found = _await_card(meeting, rank, clock)
+        if found is None:
             missing.append(rank)
             continue
         card = c.decode(found, c.Card)
@@ -123,6 +125,31 @@ def _collect(meeting: Meeting, size: int, clock: Clock) -> list[c.Card]:
     if missing:
         raise DeadlineExceeded(f"{ranks_of(missing)} did not join within {clock.limit:.3g} s")
     return cards
+
+
+def _await_card(meeting: Meeting, rank: int, clock: Clock) -> bytes | None:
+    """None: it did not come in time. Raises InvalidUse once a rank does not fit."""
+    while True:
+        try:
+            return meeting.get(f"card/{rank}", min(clock.left, _OFTEN))
+        except DeadlineExceeded:
+            _check_fit(meeting)
+            if clock.passed:
+                return None
+
+
+def _misfit(meeting: Meeting, why: str) -> InvalidUse:
+    """Of this rank, which rank 0 tells the others."""
+    with contextlib.suppress(TransportError):
+        meeting.swap(_MISFIT, b"", why.encode()[:1000], _LOOK)
+    return InvalidUse(why)
+
+
+def _check_fit(meeting: Meeting) -> None:
+    with contextlib.suppress(PeerError, DeadlineExceeded):  # rank 0 is gone
+        why = meeting.peek(_MISFIT, _LOOK)
+        if why is not None:
+            raise InvalidUse(why.decode(errors="replace")[:1000])
 
 
 def publish(meeting: Meeting, id: bytes, cards: Sequence[c.Card], clock: Clock) -> None:  # noqa: A002
@@ -159,12 +186,14 @@ def _hand_in(
     there = meeting.swap(f"card/{rank}", b"", mine, clock.left)
     if there != mine:
         stale = c.decode(there, c.Card)
-        if stale.region.incarnation != hub.engine.incarnation and clock.passed:
-            raise InvalidUse(f"rank {rank} has joined already, from another process")
+        another = stale.region.incarnation != hub.engine.incarnation
+        if another and (clock.passed or _is_awaiting(meeting, rank, there)):
+            raise _misfit(meeting, f"rank {rank} has joined already, from another process")
         return None
     try:
         cards = read_roster(meeting, opening.id, clock)
     except DeadlineExceeded as error:
+        _check_fit(meeting)
         if not clock.passed:
             raise
         here = meeting.count("card/", _LOOK) + 1
@@ -175,6 +204,13 @@ def _hand_in(
     if len(cards) != opening.size:
         raise PeerError(f"a roster of {len(cards)} is none of {opening.size} ranks")
     return cards if cards[rank].nonce == card.nonce else None
+
+
+def _is_awaiting(meeting: Meeting, rank: int, card: bytes) -> bool:
+    """Whether ranks are still awaited where that card is: it is not the meeting before."""
+    if meeting.peek("roster/0", _LOOK) is not None:
+        return False
+    return meeting.peek(f"card/{rank}", _LOOK) == card
 
 
 def _missing(meeting: Meeting, size: int) -> str:

@@ -1,0 +1,50 @@
+"""How ranks find each other: whoever does not fit is told to all at once."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from transport import Engine, InvalidUse
+from transport.collectives.hub import Hub
+from transport.collectives.joining import Clock, follow, lead
+from transport.collectives.meeting import Meeting, await_meeting
+
+SIZE = 3
+
+
+@pytest.fixture
+def hubs():
+    made = [Hub(Engine(name=f"hub {number}"), owned=True) for number in range(SIZE)]
+    yield made
+    for hub in reversed(made):
+        hub.close()
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "why"),
+    [(2, SIZE + 1, "of 3 ranks, rank 2 makes it of 4"), (1, SIZE, "rank 1 has joined already")],
+)
+def test_all_hear_at_once_of_a_rank_that_does_not_fit(hubs, rank, size, why):
+    zero, one, other = hubs
+
+    def come(hub, rank, size):
+        record = hub.peer(zero.engine.addresses[0], 10).record
+        return follow(hub, record, "some", 0, rank, size, Clock(30))
+
+    with ThreadPoolExecutor(SIZE) as pool:
+        coming = [
+            pool.submit(lead, zero, "some", 0, SIZE, [], Clock(30)),
+            pool.submit(come, one, 1, SIZE),
+        ]
+        meeting = Meeting(zero, None, "0/some")
+        await_meeting(meeting, 10)
+        meeting.get("card/1", 10)
+        begun = time.monotonic()
+        coming.append(pool.submit(come, other, rank, size))
+        for each in coming:
+            with pytest.raises(InvalidUse, match=why):
+                each.result()
+        assert time.monotonic() - begun < 10
