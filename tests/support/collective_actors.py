@@ -320,6 +320,9 @@ def together(comm):
 def of_numpy(comm):
     array = np.full((2, 3), comm.rank, dtype=np.int32)
     assert comm.all_reduce(array).wait() is array
+    ranks = comm.all_gather(np.full((1,), comm.rank)).wait()
+    assert isinstance(ranks, np.ndarray)
+    assert ranks.tolist() == [[rank] for rank in range(comm.size)]
     return array.tolist()
 
 

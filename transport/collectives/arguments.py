@@ -66,7 +66,7 @@ class Arguments:
 
     def all_gather(self, tensor: Any, out: Any) -> Asked:
         source = _source(tensor, "tensor")
-        out = self._new_rows(source) if out is None else out
+        out = self._new_rows(tensor, source) if out is None else out
         call = Call(Kind.ALL_GATHER, (source,), self._rows(out, source, "out"))
         return self._asked(call, out)
 
@@ -76,7 +76,7 @@ class Arguments:
             if out is not None:
                 raise InvalidUse("out= is for the root of a gather alone")
             return self._asked(Call(Kind.GATHER, (source,), root=root), None)
-        out = self._new_rows(source) if out is None else out
+        out = self._new_rows(tensor, source) if out is None else out
         call = Call(Kind.GATHER, (source,), self._rows(out, source, "out"), root=root)
         return self._asked(call, out)
 
@@ -88,7 +88,7 @@ class Arguments:
         if tensor is None:
             raise InvalidUse("the root of a scatter gives what it scatters")
         sources = self._split(tensor, "tensor")
-        out = torch.empty_like(sources[0]) if out is None else out
+        out = _new(tensor, sources[0].shape, sources[0]) if out is None else out
         target = _result(out, "out")
         for part in sources:
             _alike(part, target, "out")
@@ -96,9 +96,10 @@ class Arguments:
 
     def reduce_scatter(self, tensor: Any, out: Any, reduction: Reduce) -> Asked:
         sources = self._split(tensor, "tensor")
-        out = torch.empty_like(sources[self._rank]) if out is None else out
+        mine = sources[self._rank]
+        out = _new(tensor, mine.shape, mine) if out is None else out
         target = _result(out, "out")
-        _alike(sources[self._rank], target, "out")
+        _alike(mine, target, "out")
         return self._asked(Call(Kind.REDUCE_SCATTER, sources, (target,), reduction), out)
 
     def all_to_all(self, tensor: Any, out: Any) -> Asked:
@@ -107,7 +108,7 @@ class Arguments:
             if isinstance(tensor, (list, tuple)):
                 raise InvalidUse("all_to_all of a list needs out=, a list of what comes from each")
             whole = _tensor(tensor, "tensor")
-            out = torch.empty(whole.shape, dtype=whole.dtype, device=whole.device)
+            out = _new(tensor, whole.shape, whole)
         call = Call(Kind.ALL_TO_ALL, sources, self._split(out, "out", result=True))
         return self._asked(call, out)
 
@@ -142,9 +143,8 @@ class Arguments:
             raise InvalidUse("a rank cannot send to itself or receive from itself")
         return found
 
-    def _new_rows(self, source: torch.Tensor) -> torch.Tensor:
-        shape = (self._size, *source.shape)
-        return torch.empty(shape, dtype=source.dtype, device=source.device)
+    def _new_rows(self, given: Any, source: torch.Tensor) -> Any:
+        return _new(given, (self._size, *source.shape), source)
 
     def _rows(self, out: Any, source: torch.Tensor, what: str) -> tuple[torch.Tensor, ...]:
         """One part for each rank, each as large as `source`."""
@@ -183,6 +183,13 @@ def _cut(whole: torch.Tensor, size: int) -> list[torch.Tensor]:
     flat = whole.view(-1)
     each = flat.numel() // size
     return [flat[i * each : (i + 1) * each] for i in range(size)]
+
+
+def _new(given: Any, shape: Sequence[int], like: torch.Tensor) -> Any:
+    """A numpy array where that, or a list of them, was given."""
+    made = torch.empty(shape, dtype=like.dtype, device=like.device)
+    first = given[0] if isinstance(given, (list, tuple)) else given
+    return made.numpy() if isinstance(first, np.ndarray) else made
 
 
 def _tensor(given: Any, what: str) -> torch.Tensor:

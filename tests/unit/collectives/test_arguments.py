@@ -64,6 +64,22 @@ def test_sizes_and_types_fit(of_three):
         of_three.all_to_all([torch.ones(1)] * 3, None)
 
 
+@pytest.mark.parametrize("make", [np.ones, torch.ones])
+def test_results_are_of_the_kind_that_was_given(make, of_three):
+    for asked, shape in (
+        (of_three.all_gather(make(()), None), (3,)),
+        (of_three.all_gather(make((2, 4)), None), (3, 2, 4)),
+        (of_three.gather(make(2), None, 1), (3, 2)),
+        (of_three.scatter(make((6, 2)), None, 1), (2, 2)),
+        (of_three.scatter([make(5)] * 3, None, 1), (5,)),
+        (of_three.reduce_scatter(make((6, 2)), None, SUM), (2, 2)),
+        (of_three.all_to_all(make((6, 2)), None), (6, 2)),
+    ):
+        assert type(asked.result) is type(make(()))
+        assert asked.result.shape == shape
+        assert asked.call.target[0].data_ptr() == torch.as_tensor(asked.result).data_ptr()
+
+
 @pytest.mark.parametrize("root", [3, -1, 1.0, None, True])
 def test_a_root_is_a_rank(of_three, root):
     with pytest.raises(InvalidUse, match="rank"):
