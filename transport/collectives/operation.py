@@ -109,7 +109,10 @@ class Operation:
 
     def cancel(self) -> None:
         """Ends it where it has not begun. One that has begun cannot be ended on one rank alone:
-        it goes on."""
+        it goes on.
+
+        The other ranks still make the call, so that the group is out of step and breaks with the
+        next one: it is for a communicator that is about to be closed."""
         self._check_here()
         self._line.withdraw(self, Cancelled("the operation was cancelled before it began"))
 
