@@ -64,6 +64,18 @@ def test_a_deadline_names_who_did_not_call(five):
     some.close.call().get()
 
 
+def test_whoever_gives_up_tells_the_others_why(five):
+    some = group(five, 3)
+    told = list(some.run.call("differ", 1).get().values())
+    assert [each[0] for each in told] == ["DeadlineExceeded"] * 3
+    why = "rank 1 called all_gather of 4 x float32 where rank 0 called all_reduce of 4 x float32"
+    assert why in told[0][1]
+    for _, text in told[1:]:
+        assert text.startswith("rank 0 gave up: ")
+        assert why in text
+    some.close.call().get()
+
+
 def test_who_does_not_come_is_named(five):
     some = five.slice(rank=slice(2))
     at = five.slice(rank=0).run.call_one("listening").get()

@@ -336,6 +336,13 @@ def late(comm, absent):
     return str(error)
 
 
+def differ(comm, other):
+    """One rank makes another call; rank 0 is the first to give up."""
+    call = comm.all_gather if comm.rank == other else comm.all_reduce
+    error = _raised(lambda: call(torch.ones(4), deadline=20.0 if comm.rank else 1.0).wait())
+    return type(error).__name__, str(error)
+
+
 def untouched(comm, victim):
     """After the error no byte of a tensor changes any more, and the error stays."""
     if comm.rank == victim:

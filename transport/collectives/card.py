@@ -109,7 +109,8 @@ class Roster(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
 
 
 class Word(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True):
-    """A notice between members. `what` is "lost" (of `rank`) or "left" (of the sender)."""
+    """A notice between members. `what` is "lost" (of `rank`), or "left" or "late" (of the sender,
+    which gave up at a deadline)."""
 
     id: _Id
     what: Annotated[str, msgspec.Meta(max_length=8)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from transport.collectives.card import Place, Word
 from transport.collectives.gossip import Listener
-from transport.errors import RankLost, TransportError
+from transport.errors import DeadlineExceeded, RankLost, TransportError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transport.collectives.group import Group
 
 _LOOK = 0.005  # seconds
+_CLOSED = "it has closed the communicator"
 _GRACE = 1.0  # seconds for an operation that a rank has left behind to end by itself
 
 
@@ -56,18 +57,27 @@ class Health:
                 self._lose(rank, str(error))
 
     def fail(self, error: TransportError) -> None:
-        """The first error counts."""
+        """The first error counts. The others are told of a deadline, for it ends theirs, too."""
+        if self._end(error) and isinstance(error, DeadlineExceeded):
+            self._tell("late", self._group.rank, str(error)[:1000])
+
+    def _end(self, error: TransportError) -> bool:
         with self._lock:
             if self.error is not None:
-                return
+                return False
             self.error = error
             self._failed.set()
         threading.Thread(
             target=self._on_failure, args=(error,), name="transport-abort", daemon=True
         ).start()
+        return True
 
     def wait_failed(self, timeout: float) -> TransportError | None:
-        self._failed.wait(timeout)
+        """Why an operation has failed: who has left is lost then, without grace."""
+        end = time.monotonic() + timeout
+        while not self._failed.wait(_LOOK) and time.monotonic() < end:
+            for rank in tuple(self.left):
+                self._lose(rank, _CLOSED)
         return self.error
 
     def wait_lost(self, rank: int, timeout: float) -> None:
@@ -100,6 +110,8 @@ class Health:
         if word.what == "left":
             self.left.add(sender)
             self._lose_later(sender)
+        elif word.what == "late":
+            self._end(DeadlineExceeded(f"rank {sender} gave up: {word.why}"))
         elif word.what == "lost" and word.rank < self._group.size and word.rank != sender:
             self._lose(word.rank, word.why)
 
@@ -109,7 +121,7 @@ class Health:
     def _lose_later(self, rank: int) -> None:
         """It may have been done with what the others are about to finish."""
         loop = self._group.hub.hall.loop
-        loop.call_later(_GRACE, self._lose, rank, "it has closed the communicator")
+        loop.call_later(_GRACE, self._lose, rank, _CLOSED)
 
     def _lose(self, rank: int, why: str) -> None:
         with self._lock:

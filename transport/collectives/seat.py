@@ -171,22 +171,23 @@ class Seat:
         """Names who is behind, or is doing something else."""
         begun, last = self.line.begun, self.line.last
         group = self.group
-        records = {rank: peer.record for rank, peer in enumerate(group.peers) if rank != group.rank}
+        absent = {group.rank} | self.health.left
+        records = {rank: peer.record for rank, peer in enumerate(group.peers) if rank not in absent}
         places = group.hub.gossip.places(group.id, records, _ASKING)
-        told = _blame(begun, last, records, places)
+        told = _blame(group.rank, Place(begun, last), records, places)
         text = f"{operation.kind} on {group.name!r} did not end within {operation.limit:.3g} s"
         return DeadlineExceeded(f"{text}{told}", op=operation.kind)
 
 
-def _blame(begun: int, last: str, asked: Any, places: dict[int, Place]) -> str:
+def _blame(me: int, here: Place, asked: Iterable[int], places: dict[int, Place]) -> str:
     words: list[str] = []
     for rank in asked:
         place = places.get(rank)
         if place is None:
             words.append(f"rank {rank} does not answer")
-        elif place.begun < begun:
+        elif place.begun < here.begun:
             words.append(f"rank {rank} has not called it")
-        elif place.begun == begun and place.last != last:
-            words.append(f"rank {rank} called {place.last} where this one called {last}")
+        elif place.begun == here.begun and place.last != here.last:
+            words.append(f"rank {rank} called {place.last} where rank {me} called {here.last}")
     shown = words[:8] + (["and more"] if len(words) > 8 else [])
     return f": {'; '.join(shown)}" if shown else ""
