@@ -1,6 +1,7 @@
 /* Threads that help with large copies: they begin with the first that is large enough, all of them
  * take part, the bytes are right, and they are gone when the engine is closed. */
 #include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -138,10 +139,14 @@ static void test_a_fork_has_none(void)
     copy(&side, into, BYTES);
     pid_t child = fork();
     CHECK(child >= 0);
-    if (!child)
-        _exit(threads() ? 1 : 0);
+    if (!child) { /* valgrind gives an exit a status of its own */
+        if (!threads())
+            raise(SIGKILL);
+        _exit(1);
+    }
     int ended;
-    CHECK(waitpid(child, &ended, 0) == child && ended == 0);
+    CHECK(waitpid(child, &ended, 0) == child);
+    CHECK(WIFSIGNALED(ended) && WTERMSIG(ended) == SIGKILL);
     copy(&side, into, BYTES); /* the parent's go on */
     close_self(&side);
     free(into);
