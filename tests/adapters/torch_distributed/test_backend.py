@@ -61,11 +61,10 @@ def test_ranks_that_meet_at_an_address_of_the_network(monkeypatch):
     assert any(each.startswith(f"{own}:") for each in found["listening"][0])
 
 
-def test_a_killed_rank_fails_the_others():
-    """Neither a call that waits nor a future hangs, and the error says who."""
+def lines_of_the_others(*arguments):
     script = Path(torch_world.__file__).with_name("torch_backend_loss.py")
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, str(script), *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -73,9 +72,18 @@ def test_a_killed_rank_fails_the_others():
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = sorted(done.stdout.splitlines())
-    assert [line.split()[:3] for line in lines] == [
-        ["0", "RankLost", "RankLost"],
-        ["2", "RankLost", "RankLost"],
-    ], done.stdout
-    assert all(float(line.split()[3]) < 5.0 for line in lines), done.stdout
+    return [line.split() for line in sorted(done.stdout.splitlines())]
+
+
+def test_a_killed_rank_fails_the_others():
+    """Neither a call that waits nor a future hangs, and the error says who."""
+    lines = lines_of_the_others()
+    assert [line[:4] for line in lines] == [
+        ["0", "RankLost", "RuntimeError", "True"],
+        ["2", "RankLost", "RuntimeError", "True"],
+    ]
+    assert all(float(line[4]) < 5.0 for line in lines), lines
+
+
+def test_a_rank_that_is_killed_in_ddps_backward_pass_fails_the_others():
+    assert lines_of_the_others("ddp") == [["0", "True"], ["2", "True"]]

@@ -34,6 +34,7 @@ class TransportWork(Work):
         self._finish = finish
         self._lock = threading.Lock()
         self._finished = False
+        self._promise: Any = None
         self._future: Any = None
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
@@ -63,11 +64,14 @@ class TransportWork(Work):
         self.wait()
 
     def get_future(self) -> Any:
-        """Done once all of it has ended; of a GPU's tensors likewise."""
+        """Done once all of it has ended; of a GPU's tensors likewise. What went wrong is a
+        RuntimeError with the text of it, for such a future holds no exception of Python's."""
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._future = torch.futures.Future()
+            self._promise = torch.futures.Future()
+            # Not by set_exception, which makes the exception a value: DDP takes it for tensors.
+            self._future = self._promise.then(self._outcome)
         left = [len(self._operations)]
         lock = threading.Lock()
 
@@ -85,12 +89,15 @@ class TransportWork(Work):
         return self._future
 
     def _fulfil(self) -> None:
+        if self.exception() is None:
+            self._end()
+        self._promise.set_result(None)
+
+    def _outcome(self, _: Any) -> Any:
         error = self.exception()
         if error is not None:
-            self._future.set_exception(error)
-            return
-        self._end()
-        self._future.set_result(self._results)
+            raise error
+        return self._results
 
     def _end(self) -> None:
         with self._lock:
