@@ -27,6 +27,7 @@ class Choice:
         """Names, the first choice first: each of them may refuse."""
         part = next(iter((*call.source, *call.target)), None)
         device = "cpu" if part is None else part.device.type
+        device = "cuda" if device == "hip" else device  # what torch calls both
         key = call.kind.value, device
         fitting = self._known.get(key)
         if fitting is None:
