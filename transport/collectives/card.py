@@ -1,7 +1,7 @@
 """What members of a group say to each other and to their meeting, as bytes.
 
-May import memory, control's addresses, errors and types. All of it comes from a peer: every field
-is bounded and checked before it is used.
+May import memory, control's addresses and bodies, and errors. All of it comes from a peer: every
+field is bounded and checked before it is used.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
+from transport.control import bodies
 from transport.control.address import TcpAddress, parse
-from transport.errors import InvalidUse, PeerError
+from transport.errors import PeerError
 from transport.memory.remote import RemoteRegion
-from transport.types import UNDECODABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -140,21 +140,12 @@ class Ticket(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen
     newcomers: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)]
 
 
-T = TypeVar("T", bound=msgspec.Struct)
-
-encode = msgspec.msgpack.encode
+encode = bodies.encode
 
 
-def decode(data: bytes, kind: type[T]) -> T:
+def decode(data: bytes, kind: type[bodies.T]) -> bodies.T:
     """Reads a message of this kind. Raises PeerError."""
-    try:
-        message = msgspec.msgpack.decode(data, type=kind)
-    except UNDECODABLE as error:
-        raise PeerError(f"this is no {kind.__name__.lower()}: {error}") from None
-    protocol = getattr(message, "protocol", PROTOCOL)
-    if protocol != PROTOCOL:
-        raise PeerError(f"the peer speaks protocol {protocol} of communicators, not {PROTOCOL}")
-    return message
+    return bodies.decode(data, kind, PROTOCOL, PeerError)
 
 
 def mine(
@@ -187,7 +178,4 @@ def _machine() -> str:
 
 def check_name(name: Any) -> str:
     """Raises InvalidUse for what is no name."""
-    encoded = name.encode("utf-8", "replace") if isinstance(name, str) else b""
-    if not 0 < len(encoded) <= MAX_NAME or encoded.decode() != name:
-        raise InvalidUse(f"a name is text of 1 to {MAX_NAME} bytes, not {name!r:.80}")
-    return encoded.decode()
+    return bodies.check_name(name, MAX_NAME)

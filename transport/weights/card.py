@@ -1,20 +1,20 @@
 """What a publisher says of itself, as bytes: who asks, what is offered, where everything lies.
 
-May import memory, sharding, types and errors. All of it comes from a peer: every field is bounded
-and checked before it is used. What is large, the layout and the card, lies in registered memory
-that readers read one-sidedly; control messages only carry the handles of it.
+May import memory, sharding, control's bodies and errors. All of it comes from a peer: every field
+is bounded and checked before it is used. What is large, the layout and the card, lies in registered
+memory that readers read one-sidedly; control messages only carry the handles of it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
+from transport.control import bodies
 from transport.errors import InvalidUse
 from transport.memory.remote import Owner, RemoteRegion
-from transport.types import UNDECODABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,21 +72,12 @@ class _Card(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     where: bytes  # int64, slots x tensors
 
 
-T = TypeVar("T", bound=msgspec.Struct)
-
-encode = msgspec.msgpack.encode
+encode = bodies.encode
 
 
-def decode(data: bytes, kind: type[T]) -> T:
+def decode(data: bytes, kind: type[bodies.T]) -> bodies.T:
     """Reads a message of this kind. Raises InvalidUse."""
-    try:
-        message = msgspec.msgpack.decode(data, type=kind)
-    except UNDECODABLE as error:
-        raise InvalidUse(f"this is no {kind.__name__.strip('_').lower()}: {error}") from None
-    protocol = getattr(message, "protocol", PROTOCOL)
-    if protocol != PROTOCOL:
-        raise InvalidUse(f"the peer speaks protocol {protocol} of weights, this side {PROTOCOL}")
-    return message
+    return bodies.decode(data, kind, PROTOCOL, InvalidUse)
 
 
 def question(data: bytes) -> Question:
@@ -108,10 +99,7 @@ def offer(data: bytes) -> Offer:
 
 def check_name(name: Any) -> str:
     """Raises InvalidUse for what is no name."""
-    encoded = name.encode("utf-8", "replace") if isinstance(name, str) else b""
-    if not 0 < len(encoded) <= MAX_NAME or encoded.decode() != name:
-        raise InvalidUse(f"a name is text of 1 to {MAX_NAME} bytes, not {name!r:.80}")
-    return encoded.decode()
+    return bodies.check_name(name, MAX_NAME)
 
 
 def check_rank(rank: Any) -> int:
