@@ -314,6 +314,11 @@ def test_memory_of_the_pool_is_registered_once(two: Ranks) -> None:
     assert two.all(nccl_ranks.end) == [{"comms": 0, "scales": 0, "registered": 0, "running": 0}] * 2
 
 
+def test_closed_right_after_a_call_it_is_not_aborted(two: Ranks) -> None:
+    two.open(2)
+    assert two.all(nccl_ranks.end_at_once) == [0, 0]
+
+
 def test_closed(two: Ranks) -> None:
     two.open(2)
     two.all(nccl_ranks.end)

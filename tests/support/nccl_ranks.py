@@ -308,6 +308,22 @@ def behind_a_kernel(own: Rank) -> None:
     assert work.wait(PATIENCE)
 
 
+def end_at_once(own: Rank) -> int:
+    """Closes when the GPU has done a call and nobody has looked yet; how often it aborted."""
+    from transport.collectives.call import Call, Kind
+
+    stream, part = own.gpu.stream(), own.gpu.new((4096,))
+    aborts = own.nccl.get("aborts")
+    own.gpu.ctl("hold", 1)
+    work = own.carrier.begin([Call(Kind.ALL_REDUCE, (part,), (part,))], stream, PATIENCE)
+    time.sleep(0.1)  # looks have become rare by then
+    own.gpu.ctl("hold", 0)
+    own.gpu.sync(stream)
+    own.carrier.close()
+    assert work.wait(PATIENCE), "what was done before the end is done"
+    return own.nccl.get("aborts") - aborts
+
+
 def pooled(own: Rank) -> int:
     """How many registrations there are after several calls with memory of an engine's pool."""
     import torch

@@ -210,6 +210,7 @@ class NcclCarrier(Closing):
         with self._lock:
             if isinstance(self._error, _Closed):
                 return
+            self._watcher.sweep()  # from now on, nothing that passes its mark counts as done
             failed, self._error = self._error, _Closed("this carrier is closed")
         if self._ending is not None:
             self._ending.join(_CLOSE_SECONDS)

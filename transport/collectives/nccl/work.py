@@ -142,8 +142,17 @@ class Watcher:
         with self._changed:
             self._beginning = None
 
+    def sweep(self) -> list[NcclWork]:
+        """Forgets those that are over, and returns the others."""
+        with self._changed:
+            works = list(self._works)
+        over = {id(work) for work in works if work.look()}
+        with self._changed:
+            self._works = [work for work in self._works if id(work) not in over]
+        return [work for work in works if id(work) not in over]
+
     def pending(self) -> list[NcclWork]:
-        """Those that have not ended. The watcher forgets them: whoever asks ends them."""
+        """Those that no sweep found over. The watcher forgets them: whoever asks ends them."""
         with self._changed:
             works, self._works = self._works, []
             return works
@@ -171,22 +180,17 @@ class Watcher:
                     nap = _FAST
                 if self._closing:
                     return
-                works, beginning = list(self._works), self._beginning
-            error = self._look(works, beginning)
+                beginning = self._beginning
+            error = self._look(beginning)
             if error is not None:
                 self._fail(error)
                 return
             time.sleep(nap)
             nap = min(nap * 1.5, _SLOW)
 
-    def _look(
-        self, works: list[NcclWork], beginning: tuple[float, str] | None
-    ) -> TransportError | None:
-        over = {id(work) for work in works if work.look()}
-        with self._changed:
-            self._works = [work for work in self._works if id(work) not in over]
-        now = time.monotonic()
-        late = [work.name for work in works if id(work) not in over and work.deadline <= now]
+    def _look(self, beginning: tuple[float, str] | None) -> TransportError | None:
+        left, now = self.sweep(), time.monotonic()
+        late = [work.name for work in left if work.deadline <= now]
         if beginning is not None and beginning[0] <= now:
             late.append(beginning[1])
         if late:
