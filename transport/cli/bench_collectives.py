@@ -31,6 +31,7 @@ KINDS = (
 _REDUCES = ("all_reduce", "reduce_scatter", "reduce")
 _LARGE = 1 << 24  # bytes from which a tenth of the rounds is enough
 _FEWEST = 5
+_MOST_CALLS = 20  # that are timed together
 _COLUMNS = (
     "size[B]", "count", "type", "redop", "kind", "place", "way", "time[us]", "algbw[GB/s]",
     "busbw[GB/s]", "#wrong", "of torch",
@@ -39,7 +40,8 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One way at one size. Seconds are the median of the rounds, of the slowest rank in each."""
+    """One way at one size. Seconds of a call are the median of the rounds, of the slowest rank in
+    each."""
 
     kind: str
     size: int
@@ -96,8 +98,9 @@ def collectives(save: Path | None, json_file: Path | None, **asked: Any) -> None
     """Measure collectives between processes of this machine.
 
     The carriers and torch.distributed's gloo take turns in the same processes. A time is the median
-    over rounds of the slowest rank; every byte is compared in every round, and wrong ones make the
-    exit status 1.
+    over rounds of the slowest rank; a round is up to 20 calls in a row. Every byte of the first
+    is compared in every round (out of place, of the last one, too), and wrong ones make the exit
+    status 1.
     """
     rows = run(**asked)
     if save is not None:
@@ -133,11 +136,15 @@ def run(
                 progress.say(f"{kind} of {size} bytes")
                 turns = rounds if size < _LARGE else max(rounds // 10, min(rounds, _FEWEST))
                 for in_place in places if kind in _IN_PLACE else (False,):
-                    asked = Measure(kind, size, dtype, op, in_place, turns)
+                    asked = Measure(kind, size, dtype, op, in_place, turns, _calls(size))
                     rows += _rows(asked, ranks, itemsize, _ask_all(children, "measure", asked))
                 progress.advance()
         _ask_all(children, "leave")
     return rows
+
+
+def _calls(size: int) -> int:
+    return min(_MOST_CALLS, max(_LARGE * 2 // size, 1))
 
 
 _IN_PLACE = ("all_reduce", "reduce", "all_gather", "reduce_scatter")

@@ -35,6 +35,8 @@ class Measure:
     op: str
     in_place: bool
     rounds: int
+    calls: int
+    """Timed together, one after the other: where all begin is no part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +97,25 @@ class Side:
         wrong: dict[str, int] = dict.fromkeys(usable, 0)
         for turn in range(asked.rounds + WARM_UP):
             for name, case in usable.items():
-                case.reset()
-                self._meet()
-                start = time.perf_counter()
-                case.run()
-                took = time.perf_counter() - start
-                wrong[name] += case.wrong()
+                took, bad = self._turn(case, asked)
+                wrong[name] += bad
                 if turn >= WARM_UP:
                     seconds[name].append(took)
         found = {name: Found(tuple(seconds[name]), wrong[name]) for name in usable}
         return {**found, **{name: Found(refusal=why) for name, why in refused.items()}}
+
+    def _turn(self, case: Case, asked: Measure) -> tuple[float, int]:
+        """Seconds of a call, of several in a row, and the wrong elements."""
+        case.reset()
+        case.run()
+        wrong = case.wrong()
+        self._meet()
+        start = time.perf_counter()
+        for _ in range(asked.calls):
+            case.run()
+        took = (time.perf_counter() - start) / asked.calls
+        # In place each call reduces what the one before has made: nothing to compare with.
+        return took, wrong or (0 if asked.in_place else case.wrong())
 
     def leave(self) -> None:
         import torch.distributed as distributed
