@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import time
@@ -10,6 +9,8 @@ import time
 import pytest
 from control_planes import SECRET, Child, descriptors, open_plane
 from patience import until
+from possessions import uncollected
+from relay import wait_up
 
 from transport.control.records import State
 from transport.errors import PeerLost, PeerRefused, StaleRegion
@@ -33,16 +34,33 @@ def test_the_child_connects_back_over_the_same_link():
 
 def test_a_forgotten_record_gives_its_native_peer_back():
     """Seen by the descriptors of its shared memory, which go with it and not before."""
-    with open_plane() as one, Child() as child:
+    with open_plane() as one, Child() as child, uncollected():
         record = one.plane.peer(child.incarnation, child.addresses)
-        record.ready.result(60)
+        wait_up(record)
         connected = descriptors()
         one.plane.disconnect(record)
         until(lambda: descriptors() < connected)
         assert descriptors() == connected - 1, "of a lost peer only the socket is closed"
         one.lost.clear()
         del record
-        until(lambda: gc.collect() is not None and descriptors() < connected - 1)
+        until(lambda: descriptors() < connected - 1)
+
+
+def test_whoever_heard_why_a_peer_is_lost_does_not_keep_it():
+    """What is raised holds its frames by its traceback, and they hold the record."""
+    with open_plane() as one, Child() as child, uncollected():
+        before = descriptors()
+        record = one.plane.connect(child.addresses[0])
+        child.kill()
+        until(lambda: one.lost)
+        for _ in range(2):
+            with pytest.raises(PeerLost):
+                wait_up(record)
+            with pytest.raises(PeerLost):
+                one.plane.request(record, "echo", b"", 60).result()
+        one.lost.clear()
+        del record
+        until(lambda: descriptors() <= before)
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0"])
@@ -64,7 +82,7 @@ def test_a_killed_peer_is_lost_at_once(providers):
         until(lambda: record.state is State.LOST)  # its silence alone would not do it
         assert isinstance(record.error, PeerLost)
         with pytest.raises(PeerLost):
-            one.plane.peer(child.incarnation, child.addresses).ready.result(60)
+            wait_up(one.plane.peer(child.incarnation, child.addresses))
 
 
 def test_a_stopped_peer_is_lost_when_its_silence_lasts():
@@ -88,7 +106,7 @@ def test_a_restarted_peer_at_the_same_address_is_stale():
         with Child(providers=["tcp"], listen=address) as again:
             until(lambda: not one.plane.peers)
             with pytest.raises(StaleRegion, match=f"{address} is another incarnation"):
-                one.plane.peer(child.incarnation, [address]).ready.result(60)
+                wait_up(one.plane.peer(child.incarnation, [address]))
             assert one.plane.connect(address).incarnation == again.incarnation
 
 

@@ -12,7 +12,9 @@ def tcp_address(server):
 
 
 def wait_up(record, seconds=60):
-    assert record.ready.result(seconds) is record
+    """Raises why it is lost."""
+    record.ready.result(seconds)
+    record.check()
     return record
 
 

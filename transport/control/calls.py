@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from transport.control import messages as m
 from transport.control.records import PeerRecord, State
-from transport.errors import DeadlineExceeded, InvalidUse, PeerError, PeerLost, TransportError
+from transport.errors import DeadlineExceeded, InvalidUse, PeerError, TransportError
 
 if TYPE_CHECKING:
     import asyncio
@@ -78,7 +78,7 @@ class Calls:
 
     def _post(self, record: PeerRecord, message: m.Control) -> None:
         if record.state is State.LOST:
-            raise record.error or PeerLost("the peer is lost", peer=record.name)
+            raise record.loss()
         data = m.encode(message)
         if len(data) > m.MAX_CONTROL:
             raise InvalidUse(f"a control message of {len(data)} bytes, over {m.MAX_CONTROL}")
@@ -117,7 +117,8 @@ class Calls:
         _, reply, timer = found
         timer.cancel()
         if error is not None:
-            reply.set_exception(error)
+            # The frames that it came through have the reply, which would hold them, and the record.
+            reply.set_exception(error.with_traceback(None))
         else:
             reply.set_result(body)
 
@@ -170,7 +171,7 @@ class Calls:
             given = handler(record, message.body)
             answer = await given if inspect.isawaitable(given) else given
         except TransportError as error:
-            answer = error
+            answer = error.with_traceback(None)  # which holds the record, from this very frame
         except Exception:
             logger.exception("the handler of %r failed", message.topic)
             answer = TransportError("the peer failed to answer; its log says why")
@@ -192,7 +193,6 @@ class Calls:
         self._queues.pop(record.cookie, None)
         for task in self._answering.pop(record.cookie, set()):
             task.cancel()
-        error = record.error or PeerLost("the peer is lost", peer=record.name)
         mine = [number for number, found in self._pending.items() if found[0] is record]
         for number in mine:
-            self._settle(number, error=error)
+            self._settle(number, error=record.loss())

@@ -140,8 +140,11 @@ class Connector:
             if not attempt.done():
                 attempt.cancel()
                 await asyncio.gather(attempt, return_exceptions=True)
-        if not attempt.cancelled():
-            attempt.result()
+        try:
+            if not attempt.cancelled():
+                attempt.result()
+        finally:
+            del attempt  # what it raises holds this frame, which has the record
 
     async def _try_all(self, record: PeerRecord, deadline: float) -> None:
         addresses = self._s.homes.order(record.addresses, prefer_unix=self._prefer_unix)
@@ -340,7 +343,8 @@ class Connector:
     ) -> None:
         """Hands the socket to C. No await in here: a cancellation comes before or after."""
         if record.state is not State.CONNECTING:
-            raise record.error or PeerLost("the peer was given up meanwhile")
+            record.check()
+            raise PeerLost("another connection to this peer came up meanwhile", peer=record.name)
         unix = outcome.facts.is_unix
         attached = negotiation.attach(record.native)
         stream = "shm" if unix and self._prefer_unix else "tcp"

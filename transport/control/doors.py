@@ -176,13 +176,13 @@ async def dial(address: Address) -> Channel:
     """A connected channel. Raises PeerLost; the caller bounds it in time."""
     if not isinstance(address, TcpAddress):
         return await _connect(socket.AF_UNIX, address.sockaddr)
-    error = PeerLost(f"{address.host} has no address")
+    why = f"{address.host} has no address"
     for family, _, _, _, sockaddr in await _resolve(address):
         try:
             return await _connect(family, sockaddr)
         except PeerLost as failed:
-            error = failed
-    raise error
+            why = str(failed)  # an error that is kept keeps this frame, and its callers'
+    raise PeerLost(why)
 
 
 async def _resolve(address: TcpAddress) -> list[Any]:

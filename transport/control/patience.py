@@ -26,7 +26,10 @@ async def within(seconds: float, awaitable: Awaitable[_T]) -> _T:
     if not done:
         await _give_up(task)
         raise asyncio.TimeoutError
-    return task.result()
+    try:
+        return task.result()
+    finally:  # what it raises holds this frame, which must not hold the task that has the error
+        del task, done
 
 
 async def _give_up(task: asyncio.Future[_T]) -> None:

@@ -196,6 +196,8 @@ class ControlPlane:
             return future.result()
         except concurrent.futures.CancelledError:
             raise InvalidUse("this engine was closed while it connected") from None
+        finally:
+            del future  # what it raises holds this frame
 
     def disconnect(self, record: PeerRecord) -> None:
         """Lets the peer go; its transfers fail. Who asks for it from now on gets a new record."""
@@ -312,7 +314,9 @@ class ControlPlane:
             known = readable(identity.addresses)
             record = self.peer(identity.incarnation, map(str, (address, *known)))
             ready = asyncio.shield(asyncio.wrap_future(record.ready))
-            return await asyncio.wait_for(ready, deadline - self._loop.time())
+            await asyncio.wait_for(ready, deadline - self._loop.time())
+            record.check()
+            return record
         except (TransportError, asyncio.TimeoutError) as error:
             if self._loop.time() < deadline:
                 raise

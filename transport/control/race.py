@@ -70,7 +70,8 @@ class Race:
             for task in self._running:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)
-        raise _most_telling(self._errors, name)
+            self._running.clear()  # their errors hold frames, and these this race
+        raise self._failure(name)
 
     def _begin(self) -> None:
         now = self._loop.time()
@@ -89,6 +90,10 @@ class Race:
             raise Outrun
         self._leader = address
 
+    def _failure(self, name: str) -> TransportError:
+        errors, self._errors = self._errors, []
+        return _most_telling(errors, name)
+
     async def _step(self) -> bool:
         """Until an attempt ends or the next may begin; true when it is decided."""
         wait = None
@@ -103,16 +108,15 @@ class Race:
         if self._leader == address:
             self._leader = None
         self._next = self._loop.time()
-        try:
-            task.result()
-        except Outrun:
+        error = task.exception()  # not raised: it would hold this frame, and that the task
+        if error is None or (isinstance(error, Refused) and error.code == messages.DUPLICATE):
+            return True
+        if isinstance(error, Outrun):
             self._waiting.appendleft(address)
-        except TransportError as error:
-            if isinstance(error, Refused) and error.code == messages.DUPLICATE:
-                return True
+        elif isinstance(error, TransportError):
             self._errors.append(placed(error, address))
         else:
-            return True
+            raise error
         return False
 
 

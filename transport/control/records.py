@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
+import copy
 import enum
 import itertools
 import os
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from transport.errors import (
     InvalidUse,
+    PeerLost,
     PeerRefused,
     StaleRegion,
     Status,
@@ -104,7 +106,9 @@ class PeerRecord:
         self.providers: tuple[str, ...] = ()  # attached, the stream's included
         self.reasons: dict[str, str] = {}  # why others are not; of shm, why only its stream is
         self.error: TransportError | None = None
-        self.ready: concurrent.futures.Future[PeerRecord] = concurrent.futures.Future()
+        # Done once it is up or lost: `check` tells. Holds neither the record nor an error, whose
+        # traceback would hold it: a lost peer's memory must not wait for the garbage collector.
+        self.ready: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.ready.set_running_or_notify_cancel()  # one waiter must not cancel it for the others
         self.wanted = False  # somebody here asked for it: an inbound failure is not the end
         self.asked = False  # the control thread has been told to bring it up
@@ -120,18 +124,29 @@ class PeerRecord:
 
     def came_up(self) -> None:
         self.state = State.UP
-        self.ready.set_result(self)
+        self.ready.set_result(None)
         self.contact.changed.set()
 
     def lose(self, status: int, text: str) -> None:
         """Only the first reason counts."""
         if self.state is State.LOST:
             return
-        self.state = State.LOST
         self.error = from_status(status, text, peer=self.name)
+        self.state = State.LOST
         if not self.ready.done():
-            self.ready.set_exception(self.error)
+            self.ready.set_result(None)
         self.contact.changed.set()
+
+    def check(self) -> None:
+        """Raises why it is lost."""
+        if self.state is State.LOST:
+            raise self.loss()
+
+    def loss(self) -> TransportError:
+        """Why it is lost, to be raised: another object each time, since a traceback holds frames,
+        and these the record."""
+        error = self.error or PeerLost("the peer is lost", peer=self.name)
+        return copy.copy(error)
 
 
 class Table:

@@ -314,6 +314,8 @@ class Prepared(Transfer, Closing):
                 lib.tn_transfer_cancel(begun.pointer)
             self._runs -= index == 0
             raise
+        finally:
+            del error  # which holds this frame, that has the record of a lost peer
 
     def _why_not(self, index: int, status: int) -> Exception:
         flight = self._flights[index]

@@ -136,13 +136,14 @@ def when_up(core: Core, record: PeerRecord, timeout: float | None = None) -> Pee
     end = time.monotonic() + (_LONGEST if timeout is None else timeout)
     while not core.gate.closed:
         try:
-            return record.ready.result(_LOOK)
+            record.ready.result(_LOOK)
         except concurrent.futures.TimeoutError:
-            if record.ready.done():  # its own error is of that kind
-                raise
             if time.monotonic() > end:
                 words = f"peer {record.name} is not connected after {timeout:g} s"
                 raise DeadlineExceeded(words) from None
+        else:
+            record.check()
+            return record
     raise InvalidUse("this engine is closed")
 
 

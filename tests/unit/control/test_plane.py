@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import threading
+import weakref
 
 import pytest
 from control_planes import (
@@ -17,6 +19,7 @@ from control_planes import (
     opened_peers,
     take_notification,
 )
+from possessions import uncollected
 from relay import tcp_address, wait_up
 
 from transport.control import messages
@@ -195,7 +198,7 @@ def test_nobody_there_is_a_lost_peer(plane):
     for address in ("unix:@nobody-here", "unix:/nobody/here", "127.0.0.1:9"):
         record = a.plane.peer(os.urandom(16), [address])
         with pytest.raises(PeerLost, match=f"cannot connect to {address}"):
-            record.ready.result(60)
+            wait_up(record)
         assert native_state(record)[0] is Status.PEER_LOST
         assert record.state is State.LOST
         with pytest.raises(PeerLost):
@@ -203,10 +206,31 @@ def test_nobody_there_is_a_lost_peer(plane):
     assert a.plane.peers == ()
 
 
+@pytest.mark.parametrize("silent", [False, True])
+def test_who_cannot_be_had_is_not_kept_by_what_that_raised(plane, eventually, silent):
+    """An error holds the frames that it came through, and the tasks that failed hold it."""
+    with contextlib.ExitStack() as stack:
+        addresses = ["unix:@nobody-here", "127.0.0.1:9"]
+        if silent:
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            addresses = [tcp_address(server)]
+        a = plane(connect_timeout=0.2)
+        stack.enter_context(uncollected())
+        record = a.plane.peer(os.urandom(16), addresses)
+        with pytest.raises(PeerLost):
+            wait_up(record)
+        with pytest.raises((PeerLost, DeadlineExceeded)):
+            a.plane.connect(addresses[0], 0.1)
+        gone = weakref.ref(record)
+        a.lost.clear()
+        del record
+        eventually(lambda: gone() is None)
+
+
 def test_a_peer_without_addresses_can_only_connect_itself(plane):
     a, b = plane(), plane(listen=())
     with pytest.raises(PeerLost, match="no address"):
-        a.plane.peer(b.incarnation, ()).ready.result(60)
+        wait_up(a.plane.peer(b.incarnation, ()))
     wait_up(b.plane.peer(a.incarnation, a.plane.addresses))
     wait_up(a.plane.peer(b.incarnation, ()))
 
@@ -215,7 +239,7 @@ def test_another_incarnation_is_stale(plane):
     a, b = plane(), plane(listen="127.0.0.1:0")
     record = a.plane.peer(os.urandom(16), ["unix:@gone", b.plane.addresses[1]])
     with pytest.raises(StaleRegion, match=f"the engine at {b.plane.addresses[1]} is another"):
-        record.ready.result(60)
+        wait_up(record)
     status, text = native_state(record)
     assert status is Status.STALE
     assert "the owner restarted" in text
@@ -228,7 +252,7 @@ def test_a_wrong_secret_is_refused_and_logged_without_it(plane, eventually, capl
         a.plane.connect(b.plane.addresses[0])
     record = a.plane.peer(b.incarnation, b.plane.addresses)
     with pytest.raises(PeerRefused, match="different secrets"):
-        record.ready.result(60)
+        wait_up(record)
     assert native_state(record)[0] is Status.PEER_REFUSED
     assert b.plane.peers == ()
     told = "different secrets"
@@ -253,7 +277,7 @@ def test_a_silent_listener_ends_at_the_deadline(plane):
         address = tcp_address(silent)
         a = plane(connect_timeout=0.1)
         with pytest.raises(PeerLost, match="no answer within"):
-            a.plane.peer(os.urandom(16), [address]).ready.result(60)
+            wait_up(a.plane.peer(os.urandom(16), [address]))
         with pytest.raises(DeadlineExceeded, match="took more than"):
             a.plane.connect(address, 0.05)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from control_planes import descriptors, open_engine, open_plane
+from relay import wait_up
 
 from transport.config import Settings
 from transport.errors import InvalidUse, PeerRefused, TransportError
@@ -114,7 +115,7 @@ def test_a_link_that_is_not_made_leaves_nothing_behind():
                 one.plane.connect(other.plane.addresses[0])
             record = one.plane.peer(other.incarnation, other.plane.addresses)
             with pytest.raises(PeerRefused):
-                record.ready.result(60)
+                wait_up(record)
         del record
         end = time.monotonic() + 60  # the other side may still be hanging up
         while descriptors() != before and time.monotonic() < end:
