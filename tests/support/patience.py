@@ -12,12 +12,14 @@ _T = TypeVar("_T")
 
 
 def until(
-    condition: Callable[[], _T], what: str = "it never became true", seconds: float = 90.0
+    condition: Callable[[], _T],
+    what: str | Callable[[], str] = "it never became true",
+    seconds: float = 90.0,
 ) -> _T:
     """The condition's first value that is true; fails with `what` where there is none in time."""
     end, pause = time.monotonic() + seconds, 0.001
     while not (value := condition()):
-        assert time.monotonic() < end, what
+        assert time.monotonic() < end, what() if callable(what) else what
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
     return value

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from transport.collectives.card import Rule
     from transport.collectives.group import Group
-    from transport.collectives.hub import Hub
-    from transport.control.records import PeerRecord
+    from transport.collectives.hub import Hub, HubPeer
     from transport.engine.engine import Engine
 
 Where: TypeAlias = "str | Callable[[], str]"
@@ -45,13 +44,13 @@ def join(
         return lead(hub_at(at if isinstance(at, str) else None, engine), title, 0, size, clock)
     if at is None:
         raise InvalidUse('ranks other than 0 need at=, where rank 0 listens: "HOST:PORT"')
-    mine, record = reach(at, engine, clock)
-    group, opening = joining.follow(mine, record, title, 0, rank, size, clock)
+    mine, zero = reach(at, engine, clock)
+    group, opening = joining.follow(mine, zero, title, 0, rank, size, clock)
     return group, opening.rules
 
 
-def reach(at: Where, engine: Engine | None, clock: joining.Clock) -> tuple[Hub, PeerRecord]:
-    """The hub of this process, and the engine that listens there."""
+def reach(at: Where, engine: Engine | None, clock: joining.Clock) -> tuple[Hub, HubPeer]:
+    """The hub of this process, and the one whose engine listens there."""
     if engine is not None:
         mine = hub.of(engine)
     else:
@@ -67,8 +66,10 @@ def lead(
 
 
 def leave(group: Group) -> None:
-    """Ends the meeting, where it is served here."""
-    group.hub.hall.shut(group.meeting.place)
+    """Ends the meeting, where it is served here, and lets all peers go."""
+    group.meeting.leave()
+    for peer in group.peers:
+        peer.let_go()
 
 
 def hub_at(at: str | None, engine: Engine | None) -> Hub:
@@ -103,14 +104,14 @@ def _near(at: str) -> str | None:
         raise InvalidUse(f"{at} cannot be reached from this host: {error}") from None
 
 
-def _find(mine: Hub, where: Callable[[], str], clock: joining.Clock) -> PeerRecord:
+def _find(mine: Hub, where: Callable[[], str], clock: joining.Clock) -> HubPeer:
     """Rank 0 may listen later than this one asks."""
     why = "nobody has said where it is"
     while not clock.passed:
         at = where()
         try:
             if at:
-                return mine.peer(at, clock.left).record
+                return mine.peer(at, clock.left)
         except PeerLost as error:
             why = f"{at}: {error}"
         time.sleep(min(_PAUSE, clock.left))

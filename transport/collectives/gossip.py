@@ -35,7 +35,11 @@ class Listener:
 
 
 class Gossip:
-    """All listeners of one engine."""
+    """All listeners of one engine.
+
+    The error of an answer is looked at and never raised: it would hold the frame, which has the
+    answer, and the records of lost peers with it.
+    """
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -72,7 +76,8 @@ class Gossip:
         found: dict[int, Place] = {}
         for rank, answer in asked.items():
             with contextlib.suppress(TransportError, concurrent.futures.TimeoutError):
-                found[rank] = decode(answer.result(max(end - time.monotonic(), 0.001)), Place)
+                if answer.exception(max(end - time.monotonic(), 0.001)) is None:
+                    found[rank] = decode(answer.result(), Place)
         return found
 
     # ----------------------------------------------------------------------------------- regrouping
@@ -94,8 +99,7 @@ class Gossip:
                 asked.append(self._plane.request(record, _DECIDED, question, timeout))
         found = False
         for answer in asked:
-            with contextlib.suppress(TransportError):
-                found = answer.result() == b"\1" or found
+            found = (answer.exception() is None and answer.result() == b"\1") or found
         return found
 
     def _say_decided(self, record: PeerRecord, body: bytes) -> bytes:

@@ -1,17 +1,23 @@
 """One generation of a group as one member sees it: what carriers are made of. Plain data.
 
-May import hub, meeting, card.
+May import hub, meeting, card, errors.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from transport.errors import InvalidUse
+
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from transport.collectives.card import Card
     from transport.collectives.hub import Hub, HubPeer, Mailbox
     from transport.collectives.meeting import Meeting
+    from transport.control.records import PeerRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,15 @@ class Group:
     def one_machine(self) -> bool:
         """Whether all ranks reach each other over the loopback interface."""
         return len({card.machine for card in self.cards}) == 1
+
+    def records(self, absent: Collection[int]) -> dict[int, PeerRecord]:
+        """Of all but these ranks; of none once they were let go."""
+        found: dict[int, PeerRecord] = {}
+        for rank, peer in enumerate(self.peers):
+            if rank not in absent:
+                with contextlib.suppress(InvalidUse):
+                    found[rank] = peer.record
+        return found
 
     def rank_of(self, incarnation: bytes) -> int | None:
         """Whose engine that is."""

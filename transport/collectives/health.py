@@ -6,13 +6,14 @@ first tells all others, and each of them believes a member.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from transport.collectives.card import Place, Word
 from transport.collectives.gossip import Listener
-from transport.errors import DeadlineExceeded, RankLost, TransportError
+from transport.errors import DeadlineExceeded, InvalidUse, RankLost, TransportError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +46,7 @@ class Health:
         self.error: TransportError | None = None
         self.lost: dict[int, str] = {}  # rank: why
         self.left: set[int] = set()
+        self._away = False  # this rank has left
         gossip = group.hub.gossip
         gossip.listen(group.id, Listener(self._hear, self._tell_place))
         self._unwatch = group.hub.watch(self._lost_peer)
@@ -92,6 +94,7 @@ class Health:
         self._group.hub.gossip.forget(self._group.id)
         if not quietly:
             self._tell("left", self._group.rank, "")
+        self._away = True
 
     # ------------------------------------------------------------------------ on the control thread
     def _lost_peer(self, incarnation: bytes, error: TransportError) -> None:
@@ -125,7 +128,7 @@ class Health:
 
     def _lose(self, rank: int, why: str) -> None:
         with self._lock:
-            if rank in self.lost or rank == self._group.rank:
+            if self._away or rank in self.lost or rank == self._group.rank:
                 return
             self.lost[rank] = why
         if rank not in self.left:
@@ -141,7 +144,10 @@ class Health:
         )
 
     def _tell(self, what: str, rank: int, why: str) -> None:
+        if self._away:
+            return
         word = Word(self._group.id, what, rank, why)
         for other, peer in enumerate(self._group.peers):
             if other not in (self._group.rank, rank) and other not in self.lost:
-                self._group.hub.gossip.tell(peer.record, word)
+                with contextlib.suppress(InvalidUse):  # this rank is leaving
+                    self._group.hub.gossip.tell(peer.record, word)

@@ -47,14 +47,25 @@ class Note(NamedTuple):
 
 
 class HubPeer:
-    """The hub of another process (or this one). `door` is what its notifications go to."""
+    """The hub of another process (or this one), as one group sees it, until that lets it go. `door`
+    is what its notifications go to."""
 
-    __slots__ = ("__weakref__", "_core", "door", "record")
+    __slots__ = ("__weakref__", "_core", "_error", "_name", "_record", "door")
 
     def __init__(self, core: Core, door: RemoteRegion, record: PeerRecord) -> None:
         self._core = core
         self.door = door
-        self.record = record
+        self._name = record.name
+        self._error: TransportError | None = None
+        self._record: PeerRecord | None = record
+
+    @property
+    def record(self) -> PeerRecord:
+        """Raises InvalidUse once it was let go."""
+        record = self._record
+        if record is None:
+            raise InvalidUse(f"the communicator that had {self._name} is closed")
+        return record
 
     @property
     def incarnation(self) -> bytes:
@@ -62,17 +73,31 @@ class HubPeer:
 
     @property
     def name(self) -> str:
-        return self.record.name
+        record = self._record
+        return self._name if record is None else record.name
 
     @property
     def lost(self) -> TransportError | None:
         """Why this peer can no longer be reached; None while it can."""
-        return self.record.error
+        record = self._record
+        return self._error if record is None else record.error
 
     def connected(self, timeout: float | None = None) -> HubPeer:
         """Itself, once there is a link. Raises what connecting raises."""
         when_up(self._core, self.record, timeout)
         return self
+
+    def again(self) -> HubPeer:
+        """The same for another group."""
+        return HubPeer(self._core, self.door, self.record)
+
+    def let_go(self) -> None:
+        """Its link is no longer held from here: that of a process which has died goes at once,
+        whoever still has what was of the group. Idempotent."""
+        record = self._record
+        if record is not None:
+            self._name, self._error = record.name, record.error
+            self._record = None
 
 
 class Hub(Closing):

@@ -20,8 +20,7 @@ from transport.errors import DeadlineExceeded, InvalidUse, PeerError, PeerLost, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transport.collectives.hub import Hub, Mailbox
-    from transport.control.records import PeerRecord
+    from transport.collectives.hub import Hub, HubPeer, Mailbox
 
 _ROW = 64  # cards in one value of the roster
 _PAUSE = 0.02  # seconds before the meeting is looked at again
@@ -72,10 +71,10 @@ def lead(
 
 
 def follow(
-    hub: Hub, record: PeerRecord, title: str, generation: int, rank: int, size: int, clock: Clock
+    hub: Hub, zero: HubPeer, title: str, generation: int, rank: int, size: int, clock: Clock
 ) -> tuple[Group, c.Opening]:
-    """For the other ranks; `record` is rank 0's engine."""
-    meeting = Meeting(hub, record, place_of(title, generation))
+    """For the other ranks; `zero` is rank 0."""
+    meeting = Meeting(hub, zero, place_of(title, generation))
     while True:
         await_meeting(meeting, clock.left)
         opening = c.decode(meeting.get("opening", clock.left), c.Opening)

@@ -23,7 +23,7 @@ from transport.collectives.card import (
 from transport.errors import DeadlineExceeded, InvalidUse, PeerError
 
 if TYPE_CHECKING:
-    from transport.collectives.hub import Hub
+    from transport.collectives.hub import Hub, HubPeer
     from transport.control.records import PeerRecord
 
 TOPIC = "collectives.meeting"
@@ -148,9 +148,9 @@ def _number(value: bytes) -> int:
 class Meeting:
     """A way to one meeting, here or at a peer. Keys are under `prefix`. Any thread may ask."""
 
-    def __init__(self, hub: Hub, record: PeerRecord | None, name: str, prefix: str = "") -> None:
+    def __init__(self, hub: Hub, peer: HubPeer | None, name: str, prefix: str = "") -> None:
         self._hub = hub
-        self._record = record  # None: it is served here
+        self._peer = peer  # None: it is served here
         self._name = name
         self._prefix = prefix
 
@@ -161,7 +161,14 @@ class Meeting:
 
     def under(self, prefix: str) -> Meeting:
         """The same with keys of its own."""
-        return Meeting(self._hub, self._record, self._name, f"{self._prefix}{prefix}/")
+        return Meeting(self._hub, self._peer, self._name, f"{self._prefix}{prefix}/")
+
+    def leave(self) -> None:
+        """Ends it where it is served here; else lets the peer go. Asks nothing any more."""
+        if self._peer is None:
+            self._hub.hall.shut(self._name)
+        else:
+            self._peer.let_go()
 
     def set(self, key: str, value: bytes, timeout: float) -> None:
         """Raises what a question to a peer raises; PeerError when the meeting is full."""
@@ -215,7 +222,7 @@ class Meeting:
         key = self._prefix + key
         question = Question(PROTOCOL, self._name, verb, key, value, expected, number, patience)
         limit = max(timeout, patience) + _GRACE
-        if self._record is None:
+        if self._peer is None:
             asked = asyncio.run_coroutine_threadsafe(
                 self._hub.hall.ask(question), self._hub.hall.loop
             )
@@ -225,8 +232,10 @@ class Meeting:
                 raise DeadlineExceeded(f"the meeting did not answer within {limit:.3g} s") from None
             except concurrent.futures.CancelledError:
                 raise InvalidUse("the engine of these communicators is closed") from None
+            finally:
+                del asked  # what it raises holds this frame, hence its caller's peers
         plane = self._hub.engine._core.plane
-        answer = plane.request(self._record, TOPIC, encode(question), limit).result()
+        answer = plane.request(self._peer.record, TOPIC, encode(question), limit).result()
         return decode(answer, Answer)
 
 

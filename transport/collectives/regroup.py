@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from transport.collectives.health import Health
-    from transport.collectives.hub import Hub, Mailbox
-    from transport.control.records import PeerRecord
+    from transport.collectives.hub import Hub, HubPeer, Mailbox
 
 _SLICE = 0.05  # seconds between looks at who is lost
 _ASKING = 2.0  # seconds for members to say what they have seen decided
@@ -153,8 +152,8 @@ class Regroup:
     # ------------------------------------------------------------------------------------ following
     def _follow(self, coordinator: int) -> None:
         group, hub = self._group, self._group.hub
-        record = group.peers[coordinator].record
-        meeting = self._meeting = Meeting(hub, record, self._place(coordinator))
+        peer = group.peers[coordinator].again()
+        meeting = self._meeting = Meeting(hub, peer, self._place(coordinator))
 
         def ask(what: Callable[[], bytes | None]) -> bytes:
             return self._until(coordinator, what)
@@ -194,13 +193,9 @@ class Regroup:
 
     def _was_decided(self, coordinator: int) -> bool:
         group = self._group
-        living = [
-            peer.record
-            for rank, peer in enumerate(group.peers)
-            if rank not in self._gone() and rank != group.rank
-        ]
+        living = group.records(self._gone() | {group.rank})
         gossip, place = group.hub.gossip, self._place(coordinator)
-        if not gossip.any_decided(place, living, _ASKING):
+        if not gossip.any_decided(place, living.values(), _ASKING):
             return gossip.decide(place, False)
         if not self._roster:
             raise PeerError(f"the others of {group.name!r} have gone on without this rank")
@@ -235,7 +230,7 @@ class Regroup:
         group = self._group
         former = dict(enumerate(group.peers))
         peers = tuple(
-            former[card.former] if card.former >= 0 else group.hub.peer_at(card.region)
+            former[card.former].again() if card.former >= 0 else group.hub.peer_at(card.region)
             for card in self._roster
         )
         return Group(
@@ -258,18 +253,18 @@ def _said(meeting: Meeting, key: str) -> bytes:
 
 
 # -------------------------------------------------------------------------------------- newcomers
-def enter(hub: Hub, record: PeerRecord, name: str, clock: Clock) -> tuple[Group, c.Opening]:
-    """A rank of the next generation of the group whose rank 0 `record` is, once it grows.
+def enter(hub: Hub, zero: HubPeer, name: str, clock: Clock) -> tuple[Group, c.Opening]:
+    """A rank of the next generation of the group whose rank 0 that is, once it grows.
 
     Raises DeadlineExceeded, PeerLost; InvalidUse where enough others have come.
     """
-    door = Meeting(hub, record, GROWING + name)
+    door = Meeting(hub, zero, GROWING + name)
     await_meeting(door, clock.left)
     ticket = c.decode(door.get("ticket", clock.left), c.Ticket)
     number = door.add("came", 1, clock.left) - 1
     if number >= ticket.newcomers:
         raise InvalidUse(f"{name!r} grows by {ticket.newcomers}, and as many have come")
-    meeting = Meeting(hub, record, ticket.place)
+    meeting = Meeting(hub, zero, ticket.place)
     opening = c.decode(meeting.get("opening", clock.left), c.Opening)
     mailbox = hub.mailbox(opening.id)
     try:

@@ -172,7 +172,7 @@ class Seat:
         begun, last = self.line.begun, self.line.last
         group = self.group
         absent = {group.rank} | self.health.left
-        records = {rank: peer.record for rank, peer in enumerate(group.peers) if rank not in absent}
+        records = group.records(absent)
         places = group.hub.gossip.places(group.id, records, _ASKING)
         told = _blame(group.rank, Place(begun, last), records, places)
         text = f"{operation.kind} on {group.name!r} did not end within {operation.limit:.3g} s"

@@ -57,8 +57,8 @@ def grown(seat: Seat, newcomers: Any, limit: float) -> Seat:
 
 def entered(name: str, at: str, engine: Engine | None, limit: float) -> Seat:
     clock = Clock(limit)
-    hub, record = bootstrap.reach(at, engine, clock)
-    group, opening = enter(hub, record, name, clock)
+    hub, zero = bootstrap.reach(at, engine, clock)
+    group, opening = enter(hub, zero, name, clock)
     made = Seat(group, Choice(opening.rules))
     try:
         made.open(_DEVICES, clock.left)

@@ -31,8 +31,8 @@ def test_all_hear_at_once_of_a_rank_that_does_not_fit(hubs, rank, size, why):
     zero, one, other = hubs
 
     def come(hub, rank, size):
-        record = hub.peer(zero.engine.addresses[0], 10).record
-        return follow(hub, record, "some", 0, rank, size, Clock(30))
+        first = hub.peer(zero.engine.addresses[0], 10)
+        return follow(hub, first, "some", 0, rank, size, Clock(30))
 
     with ThreadPoolExecutor(SIZE) as pool:
         coming = [

@@ -23,16 +23,16 @@ def hubs():
 
 
 @pytest.fixture
-def record(hubs):
+def peer(hubs):
     near, far = hubs
-    return far.peer(near.engine.addresses[0], 10).record
+    return far.peer(near.engine.addresses[0], 10)
 
 
 @pytest.fixture(params=["its own", "a peer's"])
-def meeting(request, hubs, record):
+def meeting(request, hubs, peer):
     near, far = hubs
     mine = Meeting(near, None, "here") if request.param == "its own" else None
-    return (mine or Meeting(far, record, "here")).under("some")
+    return (mine or Meeting(far, peer, "here")).under("some")
 
 
 def test_keys_are_set_awaited_and_dropped(meeting):
@@ -67,17 +67,17 @@ def test_what_it_keeps_is_bounded(meeting, monkeypatch):
         meeting.add("a", 1, 5)
 
 
-def test_there_is_one_of_a_name(hubs, record):
+def test_there_is_one_of_a_name(hubs, peer):
     near, far = hubs
     with pytest.raises(InvalidUse, match="already"):
         near.hall.open("here")
     with pytest.raises(PeerError, match="no meeting"):
-        Meeting(far, record, "elsewhere").peek("a", 5)
+        Meeting(far, peer, "elsewhere").peek("a", 5)
     near.hall.give_up("here")
     near.hall.open("here")
     near.hall.shut("here")
     with pytest.raises(PeerError, match="no meeting"):
-        Meeting(far, record, "here").peek("a", 5)
+        Meeting(far, peer, "here").peek("a", 5)
 
 
 @pytest.mark.parametrize(
@@ -95,15 +95,33 @@ def test_there_is_one_of_a_name(hubs, record):
         c.encode([1, "here", "set", "a", bytes(c.MAX_VALUE + 1)]),
     ],
 )
-def test_hostile_questions_are_answered_with_an_error(hubs, record, body):
+def test_hostile_questions_are_answered_with_an_error(hubs, peer, body):
     near, far = hubs
     plane = far.engine._core.plane
     for topic in (meetings.TOPIC, "collectives.place", "collectives.decided"):
         with pytest.raises(PeerError):
-            plane.request(record, topic, body, 5).result()
-    plane.send(record, "collectives.word", body)
-    Meeting(far, record, "here").set("a", b"still", 5)
+            plane.request(peer.record, topic, body, 5).result()
+    plane.send(peer.record, "collectives.word", body)
+    Meeting(far, peer, "here").set("a", b"still", 5)
     assert Meeting(near, None, "here").get("a", 5) == b"still"
+
+
+def test_who_leaves_asks_nothing_more_and_keeps_no_peer(hubs, peer):
+    near, far = hubs
+    other, record, name = peer.again(), peer.record, peer.name
+    meeting = Meeting(far, peer, "here")
+    below = meeting.under("some")
+    for _ in range(2):
+        meeting.leave()
+    with pytest.raises(InvalidUse, match="is closed"):
+        below.peek("a", 5)
+    with pytest.raises(InvalidUse, match="is closed"):
+        peer.again()
+    assert (peer.name, peer.lost) == (name, None)
+    assert other.record is record
+    Meeting(near, None, "here").leave()
+    with pytest.raises(PeerError, match="no meeting"):
+        Meeting(far, other, "here").peek("a", 5)
 
 
 def test_messages_reach_the_mailbox_of_their_id(hubs):

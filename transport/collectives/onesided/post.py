@@ -248,6 +248,7 @@ class Post:
                 found.close()
         self._windows.clear()
         self._scratch.clear()
+        self._sent.clear()
 
 
 def lost_ranks(lost: Mapping[int, TransportError | None]) -> RankLost:
