@@ -137,6 +137,20 @@ class Settings:
         kinds.SECONDS,
         "a RemoteTensor that is on its way for this long, and that nobody has, is taken back",
     )
+    mesh_room: int = _setting(
+        256 << 20,
+        kinds.size(0, 1 << 40),
+        "so many bytes of a call's tensors, at most, are written by a caller on the same host to "
+        "memory that the actor's process keeps ready for its next call; 0 for none",
+    )
+    mesh_rooms: int = _setting(
+        1 << 30,
+        kinds.size(0, 1 << 50),
+        "memory that a process of a mesh keeps ready so, at most, for all callers",
+    )
+    mesh_room_idle: float = _setting(
+        5.0, kinds.SECONDS, "and that is given back when it was not used for so long"
+    )
     huge_pages: str = _setting(
         "transparent",
         kinds.choice("transparent", "reserved", "none"),

@@ -23,6 +23,8 @@ from transport.types import check_timeout
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from transport.mesh.member import Member
+    from transport.mesh.offers import Offers
     from transport.mesh.shape import Shape
     from transport.mesh.team import Team
 
@@ -155,8 +157,11 @@ class Endpoint(Generic[T]):
         limit = self._team.deadline if self._deadline is None else self._deadline
         return time.monotonic() + limit
 
-    def _context(self, ranks: tuple[int, ...], end: float) -> payload.Context:
-        return payload.Context(self._name, end, len(ranks), places=(ranks, self._spawned))
+    def _context(
+        self, ranks: tuple[int, ...], end: float, offers: Offers | None = None
+    ) -> payload.Context:
+        places = ranks, self._spawned
+        return payload.Context(self._name, end, len(ranks), places=places, offers=offers)
 
     def _future(
         self,
@@ -178,8 +183,15 @@ class Endpoint(Generic[T]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> None:
-        value = payload.encode((args, kwargs), self._context(ranks, end))
-        self._send_encoded(ranks, sink, end, value)
+        only = self._team.member(ranks[0]) if len(ranks) == 1 else None
+        offers = None if only is None else only.offers
+        value = payload.encode((args, kwargs), self._context(ranks, end, offers))
+        try:
+            self._send_encoded(ranks, sink, end, value, only)
+        except BaseException:
+            if offers is not None and value.room:
+                offers.leave(value.room)
+            raise
 
     def _send_encoded(
         self,
@@ -187,7 +199,9 @@ class Endpoint(Generic[T]):
         sink: Future[Any] | Stream[Any],
         end: float,
         value: payload.Payload,
+        only: Member | None,
     ) -> None:
+        """`only` has what is in a room: it is no matter who answers for its rank by now."""
         if value.release is not None:
             sink.finished = value.release
         sink.answered_by = self._own_thread(ranks)
@@ -195,10 +209,11 @@ class Endpoint(Generic[T]):
         left = end - time.monotonic()
 
         def make(number: int) -> m.Call:
-            return m.Call(number, self._actor, self._method, left, value.held, self._keep)
+            call = number, self._actor, self._method, left, value.held, self._keep
+            return m.Call(*call, room=value.room, large=value.large)
 
         for index, rank in enumerate(ranks):
-            member = self._team.member(rank)
+            member = only or self._team.member(rank)
             member.await_room(end)
             member.ask(make, value.data, Pending(sink, index, what, end))
 

@@ -20,6 +20,7 @@ from transport.mesh import failure, payload, reach
 from transport.mesh import messages as m
 from transport.mesh.future import Failed
 from transport.mesh.link import Link
+from transport.mesh.offers import Offers
 from transport.mesh.process import Cause
 from transport.mesh.window import Window
 
@@ -143,6 +144,7 @@ class Member:
         self._numbers = itertools.count(1)
         self._pending: dict[int, Pending] = {}
         self.window = Window(wheel)
+        self.offers = Offers(self.tell)
         self._lock = threading.Lock()
         self._link_lost = 0.0  # when it was, or the process was given up
         self._why = ""
@@ -206,7 +208,8 @@ class Member:
             self.end(f"hangs: {late[0][1].what} did not answer within its deadline")
         elif late:
             self._expire(late)
-        nearest = min((call.end for call in tuple(self._pending.values())), default=float("inf"))
+        nearest = self.offers.check(now)
+        nearest = min((call.end for call in tuple(self._pending.values())), default=nearest)
         if self._link_lost and self.crash is None:
             return min(nearest if not late else float("inf"), self._check_grace(now))
         return nearest
@@ -231,6 +234,8 @@ class Member:
                 self._pending.pop(message.number, None)
             elif message.held:
                 self.taken(message.number)  # nobody waits any more
+        elif isinstance(message, m.Room):
+            self._wheel.sooner(self.offers.came(message.number, body))
         elif isinstance(message, m.Ready):
             self.ready = message
             self.on_ready()

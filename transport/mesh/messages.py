@@ -67,7 +67,8 @@ class Call(Struct, frozen=True, array_like=True, tag="call"):
     """Run an endpoint. Body: arguments and keywords. Not answered where `number` is 0.
 
     `left`: seconds until nobody waits for it any more. `keep`: where tensors of the result stay.
-    `broadcast`: the answer only says that the body is not needed any more.
+    `broadcast`: the answer only says that the body is not needed any more. `room`: what its large
+    tensors were written to, if not 0; `large`: how many bytes of them could have been.
     """
 
     number: _Number
@@ -77,6 +78,8 @@ class Call(Struct, frozen=True, array_like=True, tag="call"):
     held: bool = False
     keep: _Keep = ""
     broadcast: bool = False
+    room: _Number = 0
+    large: _Number = 0
 
 
 class Answer(Struct, frozen=True, array_like=True, tag="answer"):
@@ -89,6 +92,18 @@ class Answer(Struct, frozen=True, array_like=True, tag="answer"):
 
 class Taken(Struct, frozen=True, array_like=True, tag="taken"):
     """What the answer with this number refers to is not needed any more."""
+
+    number: _Number
+
+
+class Room(Struct, frozen=True, array_like=True, tag="room"):
+    """Process: large tensors of one call may be written to its memory. Body: the handle."""
+
+    number: _Number
+
+
+class Left(Struct, frozen=True, array_like=True, tag="left"):
+    """No call will name this room."""
 
     number: _Number
 
@@ -150,6 +165,8 @@ Message: TypeAlias = (
     | Call
     | Answer
     | Taken
+    | Room
+    | Left
     | Fault
     | Meet
     | Forget

@@ -11,25 +11,31 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transport.engine.batch import Read
-from transport.errors import DeadlineExceeded, InvalidUse
+from transport.errors import DeadlineExceeded, InvalidUse, PeerRefused
 from transport.ffi import ffi
 from transport.memory.remote import RemoteRegion
 from transport.mesh.cut import Joiner, Rebuild
+from transport.mesh.payload import room_places
 from transport.mesh.remote_tensor import arrive
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transport.mesh.payload import Memory
+    from transport.mesh.payload import Context, Memory
+    from transport.mesh.rooms import Room
     from transport.mesh.tensors import Tensors
 
 
-def receive(body: bytes, memories: Sequence[Memory], deadline: float) -> Any:
-    """The value. `deadline` is of time.monotonic. Raises what `decode` raises."""
-    made = [_small(memory) for memory in memories]
+def receive(body: bytes, memories: Sequence[Memory], context: Context) -> Any:
+    """Raises what `decode` raises."""
+    made, deadline = [_small(memory) for memory in memories], context.deadline
     large = [number for number, it in enumerate(made) if it is None]
-    if large:
-        _read_all(memories, large, made, deadline)
+    inside = [number for number in large if not memories[number].handle]
+    if inside:
+        _find_in_room(context.room, memories, inside, made)
+    lent = [number for number in large if memories[number].handle]
+    if lent:
+        _read_all(memories, lent, made, deadline)
     buffers = (
         memoryview(it).toreadonly() if memory.kind == "readonly" else it
         for it, memory in zip(made, memories)
@@ -65,6 +71,32 @@ def _remote(memory: Memory, kind: str) -> Any:
         raise InvalidUse("this is no remote tensor: it has no lease")
     ticket = Ticket(memory.ticket.token, RemoteRegion.from_bytes(memory.ticket.door))
     return arrive(RemoteRegion.from_bytes(memory.handle), ticket, kind, memory.device)
+
+
+def _find_in_room(
+    room: Room | None, memories: Sequence[Memory], inside: Sequence[int], made: list[Any]
+) -> None:
+    if room is None:
+        raise PeerRefused("a call's tensors lie in a room that its caller does not have")
+    sizes = [memories[number].size for number in inside]
+    *places, end = room_places(sizes)
+    if end > room.size or not all(sizes):
+        raise PeerRefused(f"tensors of {end} bytes do not lie in a room of {room.size}")
+    block = room.take()
+    for number, place in zip(inside, places):
+        memory = memories[number]
+        made[number] = _part(block, memory.kind, place, memory.size)
+
+
+def _part(block: Any, kind: str, place: int, size: int) -> Any:
+    if kind in ("buffer", "readonly"):
+        return block[place : place + size]
+    if kind != "storage":
+        raise PeerRefused(f"nothing of the kind {kind!r} lies in a room")
+    import torch
+
+    part = torch.frombuffer(block, dtype=torch.uint8, count=size, offset=place)
+    return part.untyped_storage()
 
 
 def _read_all(

@@ -10,17 +10,21 @@ import ctypes
 import functools
 import itertools
 import sys
+import time
 from dataclasses import dataclass
 from pickle import PickleBuffer
 from typing import TYPE_CHECKING, Any
 
 from transport.config import Settings
-from transport.errors import InvalidUse, NativeError
-from transport.mesh.payload import Memory, Ticket
+from transport.engine.batch import Write
+from transport.errors import InvalidUse, NativeError, TransportError
+from transport.mesh.payload import Memory, Ticket, room_places
 from transport.types import Access, Closing
 
 if TYPE_CHECKING:
     from transport.engine.grant import Grant
+    from transport.engine.transfer import Transfer
+    from transport.memory.remote import RemoteRegion
     from transport.mesh.cut import Piece
     from transport.mesh.payload import Context
     from transport.mesh.tensors import Tensors
@@ -48,19 +52,40 @@ class Sending(Closing):
 
     def __init__(self, pieces: list[Piece], context: Context) -> None:
         self.grant: Grant | None = None
+        self.room = 0  # of the receiver's: the large ones are being written to it
+        self.large = 0  # how many bytes of them a room could have
+        self._written: Transfer | None = None
         self._context = context
         inline = _inline(pieces)
-        found: list[Memory | None] = [None] * len(pieces)
-        large: list[_Large] = []
+        self._found: list[Memory | None] = [None] * len(pieces)
+        self._large: list[_Large] = []
         for number, piece in enumerate(pieces):
             described = self._describe(number, piece, number in inline)
             if isinstance(described, _Large):
-                large.append(described)
+                self._large.append(described)
             else:
-                found[number] = described
-        if large:
-            self._lend(large, found)
-        self.memories: list[Memory] = [memory for memory in found if memory is not None]
+                self._found[number] = described
+        if self._large and not self._fill_room():
+            self._lend()
+
+    @property
+    def memories(self) -> list[Memory]:
+        return [memory for memory in self._found if memory is not None]
+
+    def landed(self) -> bool:
+        """Waits until the room has all. Otherwise they are lent, as without a room."""
+        assert self._written is not None
+        try:
+            self._written.wait()
+            self._large.clear()
+            return True
+        except BaseException as error:
+            self._give_up_room(self.room)
+            if not isinstance(error, TransportError):
+                raise
+        self.room = 0
+        self._lend()
+        return False
 
     def close(self) -> None:
         """Takes the handles back. Idempotent."""
@@ -83,17 +108,55 @@ class Sending(Closing):
         part = _part(storage, piece.low, size)
         return _Large(number, "storage", piece.low, part, str(storage.device))
 
-    # --------------------------------------------------------------------------------------- large
-    def _lend(self, large: list[_Large], found: list[Memory | None]) -> None:
+    # ---------------------------------------------------------------------------------------- room
+    def _fill_room(self) -> bool:
+        """Begins to write them to a room, where the receiver offers one for so much."""
+        offers = self._context.offers
+        if offers is None or any(it.device != "cpu" for it in self._large):
+            return False
+        *places, self.large = room_places(it.thing.nbytes for it in self._large)
+        offer = offers.take(self.large)
+        if offer is None:
+            return False
+        self.room = offer.number
+        try:
+            self._write(offer.remote, places)
+        except BaseException as error:
+            self._give_up_room(offer.number)
+            if not isinstance(error, TransportError):
+                raise
+            self.room = 0
+        return self.room != 0
+
+    def _write(self, room: RemoteRegion, places: list[int]) -> None:
         from transport.mesh.tensors import here
 
-        tensors = here()
+        writes: list[Write] = []
+        for it, place in zip(self._large, places):
+            size = it.thing.nbytes
+            writes.append(Write(it.thing, room.bytes(place, place + size)))
+            self._found[it.number] = Memory(it.kind, it.low, size=size)
+        left = None if self._context.deadline == float("inf") else self._left()
+        self._written = here().engine.submit(writes, deadline=left)
+
+    def _left(self) -> float:
+        return max(self._context.deadline - time.monotonic(), 0.0)
+
+    def _give_up_room(self, number: int) -> None:
+        if self._context.offers is not None:
+            self._context.offers.leave(number)
+
+    # --------------------------------------------------------------------------------------- large
+    def _lend(self) -> None:
+        from transport.mesh.tensors import here
+
+        tensors, large = here(), self._large
         _finish_streams(large)
         self._copy(tensors, [it for it in large if self._is_copied(tensors, it)])
         self.grant = tensors.lend([it.thing for it in large])
         for it, handle in zip(large, self.grant.handles):
             data = handle.to_bytes()
-            found[it.number] = Memory(it.kind, it.low, None, data, it.device)
+            self._found[it.number] = Memory(it.kind, it.low, None, data, it.device)
 
     def _is_copied(self, tensors: Tensors, it: _Large) -> bool:
         if self._context.copy:

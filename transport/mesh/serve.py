@@ -1,7 +1,7 @@
 """What a process of a mesh does once it is set up: serves its link until it ends.
 
-May import door, link, messages, stage, process and wheel. The actors run in threads of their own;
-whoever drives the wheel answers heartbeats, whatever the actors do.
+May import door, link, messages, rooms, stage, process, wheel. The actors run in threads of their
+own; whoever drives the wheel answers heartbeats, whatever the actors do.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from transport.config import Settings
 from transport.errors import InvalidUse, PeerLost, PeerRefused
 from transport.mesh import failure, meets, reach
 from transport.mesh import messages as m
@@ -21,6 +22,7 @@ from transport.mesh import wheel as wheels
 from transport.mesh.directory import here
 from transport.mesh.door import Door
 from transport.mesh.link import Link
+from transport.mesh.rooms import Rooms
 from transport.mesh.stage import Stage, job
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ class Server:
         self._links: dict[Link, dict[int, Callable[[], None]]] = {}  # what their answers hold
         self._owner: Link | None = None
         self._owners: weakref.WeakSet[Link] = weakref.WeakSet()  # of meshes with this process
+        settings = Settings.from_env()
+        self.rooms = Rooms(settings.mesh_room, settings.mesh_rooms)
         self.door = Door(self.wheel, self._visit)
 
     def adopt(self, sock: socket.socket, *, owner: bool = False) -> None:
@@ -51,8 +55,7 @@ class Server:
 
         `owner`: the process is theirs, and ends with this link.
         """
-        link = Link(sock, self.wheel, self._received, self._lost)
-        self._links[link] = {}
+        link = self._link(sock)
         self._owners.add(link)
         if owner:
             self._owner = link
@@ -65,9 +68,14 @@ class Server:
 
     def _visit(self, sock: socket.socket) -> None:
         """Serves who came through the door, proven: they may call actors, and nothing else."""
+        self._link(sock).begin()
+
+    def _link(self, sock: socket.socket) -> Link:
         link = Link(sock, self.wheel, self._received, self._lost)
         self._links[link] = {}
-        link.begin()
+        if sock.family == socket.AF_UNIX:
+            self.rooms.admit(link)
+        return link
 
     @property
     def may_exit(self) -> bool:
@@ -102,13 +110,16 @@ class Server:
             stage = self._stages.get(message.actor)
             if stage is None:
                 self._refuse(link, message, "there is no such actor here (any more)")
+                self.rooms.left(link, message.room)
             else:
-                stage.put(job(link, message, body))
+                stage.put(job(link, message, body, self.rooms.claim(link, message.room)))
         elif isinstance(message, m.Ping):
             with contextlib.suppress(PeerLost):
                 link.send(m.Pong(message.number))
         elif isinstance(message, m.Taken):
             self.release(link, message.number)
+        elif isinstance(message, m.Left):
+            self.rooms.left(link, message.number)
         elif link in self._owners:
             self._ordered(link, message, body)
         else:
@@ -149,6 +160,7 @@ class Server:
 
     def _lost(self, link: Link, error: TransportError) -> None:
         held = self._links.pop(link, {})
+        self.rooms.gone(link)
         if link is self._owner:
             self.ended.set()
         for release in held.values():

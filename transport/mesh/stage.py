@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from transport.mesh.link import Body, Link
+    from transport.mesh.rooms import Room
     from transport.mesh.serve import Server
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class Job:
     message: m.Call
     body: Body
     came: float
+    room: Room | None = None  # that it names
     arguments: Callable[[], tuple[Any, Any]] | None = None  # once they are decoded
 
 
@@ -169,6 +171,10 @@ class Stage:
         return self._jobs.popleft()
 
     def _perform(self, job: Job) -> None:
+        self._run_endpoint(job)
+        self._server.rooms.done(job.link, job.message)  # now that the arguments may be gone
+
+    def _run_endpoint(self, job: Job) -> None:
         try:
             method, arguments, keywords = self._prepare(job)
             result = method(self._instance, *arguments, **keywords)
@@ -188,12 +194,12 @@ class Stage:
         if found is None:
             raise InvalidUse(f"{type(self._instance).__name__} has no endpoint {call.method!r}")
         arguments, keywords = self._decode(job) if job.arguments is None else job.arguments()
-        job.body = b""
+        job.body, job.arguments = b"", None
         return found.function, arguments, keywords
 
     def _decode(self, job: Job) -> tuple[tuple[Any, ...], dict[str, Any]]:
         call = job.message
-        until = payload.Context(deadline=job.came + call.left)
+        until = payload.Context(deadline=job.came + call.left, room=job.room)
         what = f"{self._spawn.name}.{call.method}"
         found: tuple[Any, Any] = _decoded(payload.Payload(job.body, call.held), until, what)
         return found
@@ -279,6 +285,12 @@ class Stage:
 
     async def _perform_async(self, job: Job) -> None:
         try:
+            await self._await_endpoint(job)
+        finally:
+            self._server.rooms.done(job.link, job.message)
+
+    async def _await_endpoint(self, job: Job) -> None:
+        try:
             method, arguments, keywords = self._prepare(job)
             result = await method(self._instance, *arguments, **keywords)
         except BaseException as error:  # CancelledError, too: somebody waits for it
@@ -363,8 +375,10 @@ class Stage:
         with contextlib.suppress(IndexError):  # another thread took the last
             while self._jobs:
                 job = self._jobs.popleft()
-                if isinstance(job, Job) and job.message.number:
-                    self._fail(job.link, job.message.number, self._crash)
+                if isinstance(job, Job):
+                    if job.message.number:
+                        self._fail(job.link, job.message.number, self._crash)
+                    self._server.rooms.done(job.link, job.message)
 
     def _clean_up(self, error: BaseException | None) -> Any:
         """A coroutine where the actor's `__cleanup__` is one."""
@@ -395,5 +409,5 @@ def _decoded(given: payload.Payload, until: payload.Context, what: str) -> Any:
         raise InvalidUse(f"what {what} was given ends the process when it is unpickled") from error
 
 
-def job(link: Link, message: m.Call, body: Body) -> Job:
-    return Job(link, message, body, time.monotonic())
+def job(link: Link, message: m.Call, body: Body, room: Room | None) -> Job:
+    return Job(link, message, body, time.monotonic(), room)

@@ -1,12 +1,13 @@
 """The one engine of this process that moves what calls have: made when it is first needed.
 
 May import leases, reach, the engine, control's addresses, memory, config, errors and types. A
-thread of low rate hears what holders of leases say.
+thread of low rate hears what holders of leases say, and makes rooms.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections import deque
@@ -23,12 +24,14 @@ from transport.mesh.leases import Leases, Notice, Word, notices
 from transport.types import Closing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from transport.engine.grant import Grant
     from transport.engine.transfer import Transfer
     from transport.memory.remote import RemoteRegion
     from transport.types import Access
+
+logger = logging.getLogger(__name__)
 
 _BUSY, _IDLE = 0.05, 1.0  # seconds between looks at what holders say, with leases and without
 _PATIENCE = 5.0  # seconds for an owner to hear a notice
@@ -54,6 +57,7 @@ class Tensors(Closing):
         self._door = self.engine.register(self._door_memory, access="read")
         self._dropped: deque[tuple[Ticket, Transfer | None]] = deque()  # by finalizers
         self._holds = 0  # of which this process has not let go
+        self._errands: deque[Callable[[], None]] = deque()
         self._wake = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._listen, name="transport-leases", daemon=True)
@@ -122,6 +126,11 @@ class Tensors(Closing):
         """For a finalizer: only remembers it."""
         self._dropped.append((ticket, said))
 
+    def later(self, action: Callable[[], None]) -> None:
+        """Soon, on a thread that may wait for the engine. What it raises is logged."""
+        self._errands.append(action)
+        self._wake.set()
+
     # --------------------------------------------------------------------------------------- inside
     def close(self) -> None:
         """Takes back what is lent. Idempotent."""
@@ -142,6 +151,7 @@ class Tensors(Closing):
         while not self._closed:
             self._wake.wait(_BUSY if len(self.leases) or self._holds else _IDLE)
             self._wake.clear()
+            self._run_errands()
             try:
                 self._hear_all()
                 self._let_go_all()
@@ -149,6 +159,13 @@ class Tensors(Closing):
                 self.leases.sweep([*alive, self.engine.incarnation])
             except InvalidUse:  # the engine is closed
                 return
+
+    def _run_errands(self) -> None:
+        while self._errands:
+            try:
+                self._errands.popleft()()
+            except Exception:
+                logger.exception("an errand of the engine for calls failed")
 
     def _hear_all(self) -> None:
         notes = self.engine.notifications()
