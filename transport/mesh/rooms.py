@@ -45,7 +45,7 @@ class Room:
         try:
             memory = self._memory.pop()
         except IndexError:
-            raise PeerRefused("two calls name one room for their tensors") from None
+            raise PeerRefused("two calls name one room, or the caller is gone") from None
         self._region.close(_PATIENCE)
         if not self._region.quiet:
             raise PeerRefused("the caller still writes to the room of a call that it has made")
@@ -123,13 +123,12 @@ class Rooms:
             self._soon(lambda: self._offer(caller, size, ahead))
 
     def gone(self, caller: Caller) -> None:
-        """Its link has ended. Rooms of calls that it has made end with these."""
+        """Its link has ended. Calls that wait will not find what they need, as with handles."""
         with self._lock:
             rooms = self._of.pop(caller, {})
             self.nbytes -= sum(room.size for room in rooms.values())
         for room in rooms.values():
-            if not room.claimed:
-                self._soon(room.close)
+            self._soon(room.close)
 
     # --------------------------------------------------------------------------------------- inside
     def _end(self, caller: Caller, number: int, room: Room) -> None:
@@ -140,20 +139,33 @@ class Rooms:
 
     def _offer(self, caller: Caller, size: int, ahead: int) -> None:
         while self._reserve(caller, size, ahead):
+            number = next(self._numbers)
             try:
                 room = self._make(size)
             except (NativeError, InvalidUse):  # memory is short, or the engine is closed
-                with self._lock:
-                    self.nbytes -= size
+                self._count(-size)
                 return
-            number = next(self._numbers)
-            with self._lock:
-                rooms = self._of.get(caller, {})  # it is gone: nobody finds it there
-                rooms[number] = room
+            if not self._keep(caller, number, room):
+                return
             try:
                 caller.send(m.Room(number), room.handle)
             except PeerLost:
                 self._end(caller, number, room)
+                return
+
+    def _keep(self, caller: Caller, number: int, room: Room) -> bool:
+        with self._lock:
+            rooms = self._of.get(caller)
+            if rooms is not None:
+                rooms[number] = room
+                return True
+        self._count(-room.size)
+        room.close()
+        return False
+
+    def _count(self, nbytes: int) -> None:
+        with self._lock:
+            self.nbytes += nbytes
 
     def _reserve(self, caller: Caller, size: int, ahead: int) -> bool:
         with self._lock:
