@@ -140,16 +140,18 @@ class Settings:
     mesh_room: int = _setting(
         256 << 20,
         kinds.size(0, 1 << 40),
-        "so many bytes of a call's tensors, at most, are written by a caller on the same host to "
-        "memory that the actor's process keeps ready for its next call; 0 for none",
+        "an actor's process keeps memory ready for the tensors of a caller's next call, on the same "
+        "host: so many bytes at most; 0 for none",
     )
     mesh_rooms: int = _setting(
         1 << 30,
         kinds.size(0, 1 << 50),
-        "memory that a process of a mesh keeps ready so, at most, for all callers",
+        "memory that a process keeps ready so, at most, for all callers",
     )
     mesh_room_idle: float = _setting(
-        5.0, kinds.SECONDS, "and that is given back when it was not used for so long"
+        5.0,
+        kinds.SECONDS,
+        "what is kept ready for a caller that sends nothing so long is given back",
     )
     huge_pages: str = _setting(
         "transparent",
