@@ -140,8 +140,8 @@ class Settings:
     mesh_room: int = _setting(
         256 << 20,
         kinds.size(0, 1 << 40),
-        "an actor's process keeps memory ready for the tensors of a caller's next call, on the same "
-        "host: so many bytes at most; 0 for none",
+        "an actor's process keeps so much memory ready, at most, for the tensors of the next call "
+        "of a caller on the same host; 0 for none",
     )
     mesh_rooms: int = _setting(
         1 << 30,

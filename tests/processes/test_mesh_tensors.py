@@ -213,6 +213,8 @@ def test_a_thousand_calls_leave_nothing(trio):
         return len(here.leases), here.engine._core.pool.used_bytes, len(here.engine.regions)
 
     assert comes(lambda: used()[1] == 0)
+    keeper._team.member(0).offers._idle = 0.1  # seconds that a room waits for the next call
+    assert comes(lambda: keeper.rooms.call_one().get(WAIT) == 0)
     before, theirs = used(), keeper.needs.call_one().get(WAIT)
     files = keeper.descriptors.call_one().get(WAIT)
     for _ in range(250):

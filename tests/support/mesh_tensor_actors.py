@@ -14,6 +14,7 @@ import torch
 from transport import Actor, Sharded, current_rank, endpoint
 from transport.errors import TransportError
 from transport.mesh import tensors
+from transport.mesh.serve import server
 
 
 class Slow:
@@ -117,6 +118,11 @@ class Keeper(Actor):
         gc.collect()
         here.engine.peers  # gives back what finalizers left
         return len(here.leases), here.engine._core.pool.used_bytes, len(here.engine.regions)
+
+    @endpoint
+    def rooms(self):
+        """Bytes that wait for the next calls."""
+        return server().rooms.nbytes
 
     @endpoint
     def opened(self):
