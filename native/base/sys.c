@@ -17,6 +17,10 @@
 #define MFD_HUGETLB 4u
 #endif
 
+#ifndef SYS_futex_waitv /* Linux 5.16 */
+#define SYS_futex_waitv 449
+#endif
+
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
@@ -112,4 +116,39 @@ bool tn_futex_wait(_Atomic uint32_t *word, uint32_t expected, uint64_t timeout_n
 void tn_futex_wake(_Atomic uint32_t *word, int count)
 {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
+}
+
+/* As the kernel has it (include/uapi/linux/futex.h). */
+struct waited {
+    uint64_t expected, address;
+    uint32_t flags, reserved;
+};
+#define FUTEX_U32 2u
+#define MOST_WAITED 128u
+
+int tn_futex_wait_any(const struct tn_futex_word *words, uint32_t count, uint64_t until)
+{
+    struct waited each[MOST_WAITED];
+    struct timespec end = {.tv_sec = (time_t)(until / 1000000000u),
+                           .tv_nsec = (long)(until % 1000000000u)};
+    count = count < MOST_WAITED ? count : MOST_WAITED;
+    for (uint32_t i = 0; i < count; i++)
+        each[i] = (struct waited){
+            .expected = words[i].expected, .address = (uintptr_t)words[i].word, .flags = FUTEX_U32};
+    if (count &&
+        (syscall(SYS_futex_waitv, each, count, 0, &end, CLOCK_MONOTONIC) >= 0 || errno == EAGAIN))
+        return TN_OK;
+    return count && (errno == ETIMEDOUT || errno == EINTR) ? TN_PENDING : TN_UNAVAILABLE;
+}
+
+void tn_futex_wake_shared(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+void tn_sys_nap(uint64_t ns)
+{
+    struct timespec time = {.tv_sec = (time_t)(ns / 1000000000u),
+                            .tv_nsec = (long)(ns % 1000000000u)};
+    nanosleep(&time, NULL);
 }

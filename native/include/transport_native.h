@@ -28,5 +28,6 @@
 #include "transport/gpu.h"
 #include "transport/device.h"
 #include "transport/nccl.h"
+#include "transport/board.h"
 
 #endif
