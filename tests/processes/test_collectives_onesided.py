@@ -70,3 +70,14 @@ def test_calls_go_on_while_nobody_waits():
 
 def test_a_rank_may_leave_after_its_last_call():
     assert run_ranks(3, JOBS, ("leave",)) == [True] * 3
+
+
+def test_ranks_of_one_machine_talk_by_boards_and_by_mail_where_those_are_full():
+    assert run_ranks(3, JOBS, ("boards",)) == [(True, True)] * 3
+
+
+def test_a_rank_that_scribbles_on_its_board():
+    first, _, third = run_ranks(3, JOBS, ("scribble",))
+    for name, text in (first, third):
+        assert name == "PeerError"
+        assert "messages that it cannot hold" in text

@@ -9,6 +9,7 @@ import time
 import torch
 
 from transport.collectives.call import Call, Kind
+from transport.collectives.onesided.message import Message, What, encode
 from transport.collectives.reduction import Premultiplied, Reduction
 from transport.errors import InvalidUse, RankLost, TransportError
 
@@ -64,6 +65,54 @@ def moves(group):
             assert all(same(into[i], given[(i + rank) % size]) for i in range(size))
             run(carrier, Call(Kind.BARRIER))
     return True
+
+
+def boards(group):
+    """Whether all talk by their boards after a few calls, and go on where one has too much to read:
+    the rest comes by the mailbox."""
+    carrier = carrier_of(group)
+    for _ in range(40):
+        run(carrier, Call(Kind.BARRIER))
+        time.sleep(0.01)
+    boarded = carrier._post.boarded
+    begun, full, right = [], True, [torch.full((100,), float(each)) for each in range(60)]
+    got = [torch.empty(100) for _ in right]
+    if group.rank == 0:
+        calls = [Call(Kind.BROADCAST, (sent,), (), root=0) for sent in right]
+        for peer in (1, 2):
+            sends = [Call(Kind.SEND, (sent,), (), peer=peer, tag=n) for n, sent in enumerate(right)]
+            calls += sends
+        begun = [carrier.begin([call], None, 30.0) for call in calls]
+        told = encode(Message(What.TOLD, carrier._post.done))
+        full = not carrier._post.board.post([1], told)
+    else:
+        time.sleep(1.0)  # and nobody listens
+        for into in got:
+            run(carrier, Call(Kind.BROADCAST, (), (into,), root=0))
+        assert all(map(same, got, right))
+        for each, into in enumerate(got):
+            run(carrier, Call(Kind.RECV, (), (into.zero_(),), peer=0, tag=each))
+        assert all(map(same, got, right))
+    assert all(work.wait(30.0) for work in begun)
+    run(carrier, Call(Kind.BARRIER))
+    return boarded, full
+
+
+def scribble(group):
+    """Rank 1 writes nonsense over its sheet; what the others are told."""
+    carrier = carrier_of(group)
+    for _ in range(40):
+        run(carrier, Call(Kind.BARRIER))
+        time.sleep(0.01)
+    if group.rank == 1:
+        carrier._post._arena._memory[:4096] = 0xA5
+        time.sleep(1.0)
+        return "", ""
+    try:
+        run(carrier, Call(Kind.BARRIER))
+    except TransportError as error:
+        return type(error).__name__, str(error)
+    return "", "nothing"
 
 
 def same(one, other):
@@ -270,7 +319,7 @@ def leave(group):
         run(carrier, Call(Kind.BROADCAST, (own,), ()))
         return True
     with carrier._state:  # nobody may look
-        time.sleep(1.0)
+        time.sleep(0.3)
     run(carrier, Call(Kind.BROADCAST, (), (own,)))
     return bool(own.eq(0).all())
 

@@ -251,6 +251,12 @@ class Mailbox(Closing):
         self._unread: deque[Note] = deque()
         self._error: TransportError | None = None
 
+    @property
+    def unread(self) -> bool:
+        """Whether `wait` would return, or raise, at once. What has come to the engine alone is here
+        within 40 ms, or once somebody waits."""
+        return bool(self._unread) or self._error is not None
+
     def wait(self, timeout: float) -> Note | None:
         """The oldest unread message; None after `timeout` seconds. By any thread.
 

@@ -1,7 +1,8 @@
-"""Memory of a rank that its peers on this host look into: what is small is copied there, once.
+"""Memory of a rank that its peers on this host look into: its sheet of a board, and room for what
+is small, which is copied there, once.
 
-May import engine, memory and errors. A place is used again when every peer has ended the call that
-it was taken for, so that nobody needs to be told that he may go on.
+May import board, engine, memory and errors. A place is used again when every peer has ended the
+call that it was taken for, so that nobody needs to be told that he may go on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from transport.collectives.onesided.board import SHEET_BYTES
 from transport.errors import PeerError, TransportError
 
 if TYPE_CHECKING:
@@ -59,9 +61,23 @@ class Arena:
     """This rank's own."""
 
     def __init__(self, engine: Engine, size: int) -> None:
-        self.memory: Any = engine.empty(size, torch.uint8, access="read")
-        self._region = engine.register(self.memory, access="read")
+        self._memory: Any = engine.empty(SHEET_BYTES + size, torch.uint8, access="read")
+        self._memory[:SHEET_BYTES].zero_()
+        self._region = engine.register(self._memory, access="read")
         self.ring = Ring(size)
+
+    @property
+    def sheet(self) -> int:
+        """The address of SHEET_BYTES."""
+        return int(self._memory.data_ptr())
+
+    def take(self, number: int, nbytes: int) -> tuple[int, Any] | None:
+        """Where peers find so many bytes, and the bytes; None where there is no room now."""
+        found = self.ring.take(number, nbytes)
+        if found is None:
+            return None
+        at = SHEET_BYTES + found
+        return at, self._memory[at : at + nbytes]
 
     @property
     def remote(self) -> RemoteRegion:
@@ -80,6 +96,11 @@ class Window:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # it cannot be written to, nor is it
             self._memory: Any = torch.from_numpy(self._mapping.numpy())
+
+    @property
+    def sheet(self) -> int:
+        """The address of the peer's SHEET_BYTES. Raises PeerError where there are fewer."""
+        return int(self.bytes(0, SHEET_BYTES).data_ptr())
 
     def bytes(self, at: int, size: int) -> Any:
         """A tensor of those very bytes. Raises PeerError for what is outside."""

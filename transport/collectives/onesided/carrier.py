@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 _IDLE = 500  # looks of the thread at nothing before it sleeps
 _EARLY = 8 * WINDOW  # messages of one rank for calls that have not begun here
 _SLICE = 0.02  # seconds of one look at what peers say
+_BOARDING = 0.001  # the same while some talk by the mailbox and some by their boards
 _MOVE = 0.002  # seconds that a transfer is waited for before a look at what peers say
 
 
@@ -63,6 +64,7 @@ class OneSided:
         self._state = threading.RLock()  # of all the above
         self._wheel = threading.Lock()  # whoever has it listens to the mailbox
         self._wanted = 0  # threads that wait
+        self._waits = 0  # that there were
         self._ended = threading.Condition()
         self._stirred = threading.Event()
         self._thread: threading.Thread | None = None
@@ -106,7 +108,7 @@ class OneSided:
     def close(self) -> None:
         """See Carrier."""
         self.abort(InvalidUse("this communicator is closed"))
-        with self._state:
+        with self._wheel, self._state:  # nobody looks at memory of peers any more
             if self._closed:
                 return
             self._closed = True
@@ -119,6 +121,7 @@ class OneSided:
         """Until the work is done; False after `timeout` seconds."""
         until = time.monotonic() + timeout
         self._wanted += 1
+        self._waits += 1
         try:
             while not work.done():
                 left = until - time.monotonic()
@@ -151,15 +154,36 @@ class OneSided:
                 moving.wait(min(slice_, _MOVE))
             slice_ = 0.0
         try:
-            note = self._mailbox.wait(slice_)
-            with self._state:
-                while note is not None:
-                    self._hear(note)
-                    note = self._mailbox.wait(0.0)
+            self._listen(slice_)
         except TransportError as error:  # the mailbox has ended
             self._broken = self._broken or error
         with self._state:
             self._advance()
+
+    def _listen(self, slice_: float) -> None:
+        """Hears what peers have said; waits so long for the first of it."""
+        board, boarded, note = self._post.board, self._post.boarded, None
+        if board is not None and boarded:
+            if slice_ > 0:
+                board.wait(slice_)
+            slice_ = 0.0
+        elif board is not None:
+            slice_ = min(slice_, _BOARDING)
+        if not boarded or self._mailbox.unread:
+            note = self._mailbox.wait(slice_)
+        with self._state:
+            while note is not None:
+                self._hear(note)
+                note = self._mailbox.wait(0.0)
+            self._overhear()
+
+    def _overhear(self) -> None:
+        """Takes what is on the boards. Within the state."""
+        try:
+            while (found := self._post.overhear()) is not None:
+                self._hear_from(*found)
+        except PeerError as error:
+            self._broken = self._broken or error
 
     def _moving(self) -> Transfer | None:
         with self._state:
@@ -186,10 +210,12 @@ class OneSided:
         idle = 0
         while not self._closed or self._tasks:
             self._stirred.wait()
+            waits = self._waits
             time.sleep(_MOVE)
             if self._tasks:
                 idle = 0
-                self._go_on()
+                if self._waits == waits:  # else somebody looks after his calls himself
+                    self._go_on()
             else:
                 idle += 1
             if idle > _IDLE and not self._closed:  # calls that follow each other wake nobody
@@ -264,6 +290,7 @@ class OneSided:
         with contextlib.suppress(TransportError):  # the mailbox has ended
             while (note := self._mailbox.wait(0.0)) is not None:
                 self._hear(note)
+        self._overhear()
         for task in list(self._tasks.values()):
             if not task.over:
                 self._step(task)
@@ -298,10 +325,12 @@ class OneSided:
     def _hear(self, note: Note) -> None:
         """Within the state."""
         rank = self._ranks.get(note.peer)
-        if rank is None or rank == self._post.rank:
-            return
+        if rank is not None and rank != self._post.rank:
+            self._hear_from(rank, note.payload)
+
+    def _hear_from(self, rank: int, payload: bytes) -> None:
         try:
-            message = decode(note.payload)
+            message = decode(payload)
             if self._post.hear(rank, message):
                 return
             self._route(rank, message)

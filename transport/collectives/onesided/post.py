@@ -1,6 +1,7 @@
 """What one rank says to the others and keeps for them: offers, its arena, how far everybody is.
 
-May import message, arena, task, group, hub, engine and errors. Used by one thread at a time.
+May import message, arena, board, task, group, hub, engine and errors. Used by one thread at a time.
+Once two ranks of one machine look into each other's arenas they talk by their boards.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from transport.collectives.onesided.arena import Arena, Window, window
+from transport.collectives.onesided.board import MOST_RANKS, Board
 from transport.collectives.onesided.message import (
     MAX_INLINE,
     Lane,
@@ -57,6 +59,9 @@ class Post:
         self._arena: Arena | None = None
         self._windows: dict[int, Window | None] = {}
         self._mapped: set[int] = set()  # ranks that look into this one's arena
+        self.board: Board | None = None
+        self._reached: set[int] = set()  # ranks that hear what is said there
+        self._came: set[int] = set()  # that have said something on theirs
         self._scratch: list[Any] = []
         self._sent: deque[Transfer] = deque()
 
@@ -99,6 +104,8 @@ class Post:
         if self._arena is not None or self.size == 1:
             return
         self._arena = Arena(self.engine, ARENA_BYTES)
+        if self._group.one_machine and self.size <= MOST_RANKS:
+            self.board = Board(self._arena.sheet, self.rank, self.size)
         native, keys, offset = handle_of(self._arena.remote)
         size = self._arena.remote.nbytes
         hello = Message(What.HELLO, 0, size=size, native=native, keys=keys, offset=offset)
@@ -109,7 +116,7 @@ class Post:
 
     def say(self, rank: int, message: Message) -> None:
         """Raises PeerLost, Unavailable."""
-        self._send(rank, encode(message), message.done)
+        self._say_all((rank,), message)
 
     def offer(self, task: Task, phase: int, memory: Any, ranks: Sequence[int]) -> int:
         """Offers the bytes; how many of the ranks will say that they have them."""
@@ -138,10 +145,11 @@ class Post:
         if size > MAX_COPIED or task.key.lane is not Lane.ORDERED or self._arena is None:
             return [], None
         near = [rank for rank in ranks if rank in self._mapped]
-        at = self._arena.ring.take(task.key.number, size) if near else None
-        if at is None:
+        found = self._arena.take(task.key.number, size) if near else None
+        if found is None:
             return [], None
-        copy(self._arena.memory[at : at + size], memory)
+        at, room = found
+        copy(room, memory)
         return near, at
 
     def failed(self, key: Key, error: TransportError, ranks: Iterable[int] | None = None) -> None:
@@ -161,14 +169,18 @@ class Post:
                 with contextlib.suppress(TransportError):
                     self.say(rank, message)
 
-    def _say_all(self, ranks: Iterable[int], message: Message) -> None:
+    def _say_all(self, ranks: Sequence[int], message: Message) -> None:
         payload = encode(message)
         for rank in ranks:
-            self._send(rank, payload, message.done)
+            self._told[rank] = message.done
+        near = [rank for rank in ranks if rank in self._reached]
+        if near and self.board is not None and self.board.post(near, payload):
+            ranks = [rank for rank in ranks if rank not in self._reached]
+        for rank in ranks:
+            self._send(rank, payload)
 
-    def _send(self, rank: int, payload: bytes, done: int) -> None:
+    def _send(self, rank: int, payload: bytes) -> None:
         group = self._group
-        self._told[rank] = done
         sent = group.hub.send(group.peers[rank], group.id, payload)
         while self._sent and self._sent[0].quiet:  # seen to be quiet it costs less to drop
             self._sent.popleft()
@@ -185,14 +197,37 @@ class Post:
             remote = message.region(self._group.peers[rank].door)
             found = self._windows[rank] = window(self.engine, remote, _MAP_TIMEOUT)
             if found is not None:
+                if self.board is not None:
+                    self.board.attach(rank, found.sheet)
                 self.say(rank, Message(What.MAPPED, self.done))
+            self._reach(rank)
         elif message.what is What.MAPPED:
             self._mapped.add(rank)
+            self._reach(rank)
         elif message.what is What.TAKEN and message.lane is Lane.SEND:
             self._held[rank] -= 1
             if self._held[rank] < 0:
                 raise PeerError("it has taken what was not sent")
         return message.what in (What.HELLO, What.MAPPED, What.TOLD)
+
+    def _reach(self, rank: int) -> None:
+        """Talks by the board from now on, once both look into each other's memory."""
+        if self.board is None or rank not in self._mapped or self._windows.get(rank) is None:
+            return
+        self._reached.add(rank)
+        self.say(rank, Message(What.TOLD, self.done))
+
+    def overhear(self) -> tuple[int, bytes] | None:
+        """What a rank has said on its board. Raises PeerError for one that cannot be."""
+        found = None if self.board is None else self.board.take()
+        if found is not None:
+            self._came.add(found[0])
+        return found
+
+    @property
+    def boarded(self) -> bool:
+        """Whether all peers talk by their boards: the mailbox gets what found no room there."""
+        return len(self._came) == self.size - 1
 
     def window(self, rank: int) -> Window:
         """A peer's arena. Raises PeerError."""
@@ -241,6 +276,12 @@ class Post:
             self._scratch.append(scratch)
 
     def close(self) -> None:
+        """While nobody waits for the board."""
+        if self.board is not None:
+            self.board.close()
+            self.board = None
+        self._came.clear()
+        self._reached.clear()
         if self._arena is not None:
             self._arena.close()
         for found in self._windows.values():
