@@ -27,9 +27,11 @@ def group(five, size, **options):
     return some
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
-def test_every_kind_of_every_type_gives_what_a_plain_computation_does(five, size):
-    some = group(five, size)
+@pytest.mark.parametrize(
+    ("size", "carrier"), [(1, ""), (2, "gloo"), (3, ""), (4, "gloo"), (5, ""), (5, "gloo")]
+)
+def test_every_kind_of_every_type_gives_what_a_plain_computation_does(five, size, carrier):
+    some = group(five, size, carrier=carrier)
     some.reductions.call(actors.FLOATS + actors.WHOLE + actors.OTHERS, actors.SIZES).get()
     some.moves.call(actors.FLOATS + actors.WHOLE + actors.OTHERS, actors.SIZES).get()
     some.close.call().get()
@@ -65,7 +67,7 @@ def test_a_deadline_names_who_did_not_call(five):
 
 
 def test_whoever_gives_up_tells_the_others_why(five):
-    some = group(five, 3)
+    some = group(five, 3, carrier="gloo")  # which does not notice by itself
     told = list(some.run.call("differ", 1).get().values())
     assert [each[0] for each in told] == ["DeadlineExceeded"] * 3
     why = "rank 1 called all_gather of 4 x float32 where rank 0 called all_reduce of 4 x float32"
@@ -73,6 +75,15 @@ def test_whoever_gives_up_tells_the_others_why(five):
     for _, text in told[1:]:
         assert text.startswith("rank 0 gave up: ")
         assert why in text
+    some.close.call().get()
+
+
+def test_calls_that_differ_are_noticed_at_once(five):
+    some = group(five, 3)
+    for kind, text in some.run.call("differ", 1).get().values():
+        assert kind == "InvalidUse"
+        assert "all_gather float32" in text
+        assert "all_reduce 4 float32 sum" in text
     some.close.call().get()
 
 

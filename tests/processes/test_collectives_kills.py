@@ -53,9 +53,9 @@ def join(ranks, name, **options):
     ranks.join.call(name, at, **options).get()
 
 
-@pytest.mark.parametrize("victim", [0, 1, 3])
-def test_others_are_told_who_is_lost_and_go_on_without_it(ranks, victim):
-    join(ranks, f"loses {victim}")
+@pytest.mark.parametrize(("victim", "carrier"), [(0, ""), (1, "gloo"), (3, ""), (3, "gloo")])
+def test_others_are_told_who_is_lost_and_go_on_without_it(ranks, victim, carrier):
+    join(ranks, f"loses {victim} {carrier}", carrier=carrier)
     told = survivors(ranks, "shrink_after", "until_lost", victim, 0.3, 100_000)
     assert len(told) == 3
     for (took, lost, rounds, later), (_, size, generation, total), shrinking in told:
@@ -103,8 +103,9 @@ def test_a_receive_ends_with_its_sender(ranks):
         assert took < LONG
 
 
-def test_an_all_reduce_that_tolerates_failures(ranks):
-    join(ranks, "tolerant")
+@pytest.mark.parametrize("carrier", ["", "gloo"])
+def test_an_all_reduce_that_tolerates_failures(ranks, carrier):
+    join(ranks, f"tolerant {carrier}", carrier=carrier)
     told = survivors(ranks, "run", "tolerant", 30, {5: 1, 17: 3})
     assert len(told) == 2
     (seen, votes, size), other = told

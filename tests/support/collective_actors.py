@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
+import tempfile
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,6 +27,8 @@ from transport import (
     current_rank,
     endpoint,
 )
+from transport.collectives import table
+from transport.collectives.card import Rule
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WHOLE = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
@@ -166,18 +171,19 @@ class Ranker(Actor):
         return os.getpid()
 
     @endpoint
-    def join(self, name, at, size=None, deadline=60, operation_deadline=60):
+    def join(self, name, at, size=None, deadline=60, operation_deadline=60, carrier=""):
         point = current_rank()
         if size is not None and point.rank >= size:
             return None
-        self.comm = Communicator.join(
-            name,
-            point.rank,
-            size or point.sizes["rank"],
-            at,
-            deadline=deadline,
-            operation_deadline=operation_deadline,
-        )
+        with _carried_by(carrier):
+            self.comm = Communicator.join(
+                name,
+                point.rank,
+                size or point.sizes["rank"],
+                at,
+                deadline=deadline,
+                operation_deadline=operation_deadline,
+            )
         return self.comm.rank, self.comm.size
 
     @endpoint
@@ -251,6 +257,19 @@ class Uncollected(Ranker):
     def __init__(self):
         super().__init__()
         gc.disable()
+
+
+@contextlib.contextmanager
+def _carried_by(carrier):
+    """A group that is made meanwhile has its CPU tensors carried by this one, if it is named."""
+    with tempfile.NamedTemporaryFile() as file:
+        if carrier:
+            table.write(Path(file.name), [Rule("*", "cpu", 0, carrier)])
+            os.environ["TRANSPORT_COLLECTIVES_TABLE"] = file.name
+        try:
+            yield
+        finally:
+            os.environ.pop("TRANSPORT_COLLECTIVES_TABLE", None)
 
 
 # ------------------------------------------------------------------------------------- what they do

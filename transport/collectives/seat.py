@@ -175,7 +175,7 @@ class Seat:
         records = group.records(absent)
         places = group.hub.gossip.places(group.id, records, _ASKING)
         told = _blame(group.rank, Place(begun, last), records, places)
-        text = f"{operation.kind} on {group.name!r} did not end within {operation.limit:.3g} s"
+        text = f"{operation.kind} on {group.name!r} reached its timeout of {operation.limit:.3g} s"
         return DeadlineExceeded(f"{text}{told}", op=operation.kind)
 
 

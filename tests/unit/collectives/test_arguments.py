@@ -110,7 +110,7 @@ def test_a_communicator_of_one(alone):
     assert operation.wait() is None
     assert operation.done
     assert operation.exception() is None
-    assert operation.carrier == operation.provider == "gloo"
+    assert operation.carrier == operation.provider == "onesided"
     assert operation.elapsed > 0
 
 
