@@ -18,10 +18,11 @@ import transport
 from transport import ActorCrashed, ActorError
 from transport.config import Settings
 from transport.mesh import messages as m
-from transport.mesh import payload, tensors
+from transport.mesh import payload, rooms, tensors
 from transport.mesh.cut import cut
 from transport.mesh.future import Future
 from transport.mesh.member import Pending
+from transport.types import Access
 
 MIB = 1 << 20
 COUNT = MIB  # float32 elements: 4 MiB, which no message carries
@@ -134,6 +135,52 @@ def test_what_came_in_a_room_is_passed_on_and_stays(pair, guest):
     for _ in range(3):
         found = guest.pass_on.call_one(other, torch.ones(COUNT)).get(WAIT)
         assert found == [float(COUNT)]
+
+
+def used(actor):
+    """Rooms that this process has offered to an actor's."""
+    return rooms.shared()._of[member_of(actor).link]
+
+
+def test_results_come_by_rooms_of_the_caller(guest):
+    kept = []
+    for number in range(20):
+        kept.append(guest.give.call_one(number).get(WAIT))
+        assert comes(lambda: any(not room.claimed for room in used(guest).values()))
+    assert [float(it[0]) for it in kept] == [float(it[-1]) for it in kept] == list(range(20))
+    assert tensors.here().access_of(kept[-1]) is Access.WRITE
+    kept[-1].zero_()
+
+
+def test_results_that_nobody_asks_for_give_their_rooms_back(guest):
+    guest.give.call_one(1).get(WAIT)
+    assert comes(lambda: used(guest))
+    for number in range(6):
+        guest.give.call_one(number)
+    assert guest.give.call_one(7).get(WAIT)[5] == 7.0
+    assert comes(lambda: not any(room.claimed for room in used(guest).values()))
+
+
+def test_a_result_is_there_when_its_actor_was_killed_after_it():
+    with transport.local(1, name="dying", host={"preload": ["torch"]}) as mesh:
+        actor = mesh.spawn("guest", mesh_room_actors.Guest)
+        pid = actor.pid.call_one().get(WAIT)
+        while not used(actor):
+            actor.give.call_one(1).get(WAIT)
+            time.sleep(0.05)
+        answer = actor.give.call_one(2)
+        assert comes(answer.done)
+        os.kill(pid, signal.SIGKILL)
+        assert comes(lambda: member_of(actor).crash)
+        assert float(answer.get(WAIT).sum()) == 2.0 * COUNT
+
+
+def test_an_actor_of_this_process():
+    actor = transport.this_proc().spawn("guest", mesh_room_actors.Guest)
+    for number in range(8):
+        source = torch.full((COUNT,), float(number))
+        assert actor.total.call_one(source).get(WAIT) == [float(number * COUNT)]
+        assert float(actor.give.call_one(number).get(WAIT)[-1]) == number
 
 
 def test_an_async_actor_and_several_calls_at_once(pair):

@@ -53,6 +53,13 @@ class Guest(Actor):
         return self.kept[-1]
 
     @endpoint
+    def give(self, number):
+        """Of one memory, which changes with each call."""
+        if not self.kept:
+            self.kept.append(torch.empty(1 << 20))
+        return self.kept[0].fill_(number)
+
+    @endpoint
     def forget(self):
         self.kept.clear()
 

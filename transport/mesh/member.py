@@ -10,13 +10,14 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import itertools
+import socket
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from transport.errors import ActorCrashed, PeerLost, TransportError
-from transport.mesh import failure, payload, reach
+from transport.mesh import failure, payload, reach, rooms
 from transport.mesh import messages as m
 from transport.mesh.future import Failed
 from transport.mesh.link import Link
@@ -25,13 +26,13 @@ from transport.mesh.process import Cause
 from transport.mesh.window import Window
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
     from typing import Protocol
 
     from transport.mesh.future import Reply
     from transport.mesh.link import Body
     from transport.mesh.process import Process
+    from transport.mesh.rooms import Room
     from transport.mesh.wheel import Wheel
 
     class Sink(Protocol):
@@ -57,13 +58,16 @@ class Pending:
 class Answered:
     """A reply that came."""
 
-    __slots__ = ("_answer", "_body", "_member", "_what")
+    __slots__ = ("_answer", "_body", "_member", "_room", "_what")
 
-    def __init__(self, member: Member, answer: m.Answer, body: Body, what: str) -> None:
+    def __init__(
+        self, member: Member, answer: m.Answer, body: Body, what: str, room: Room | None
+    ) -> None:
         self._member = member
         self._answer = answer
         self._body = body
         self._what = what
+        self._room = room
 
     @property
     def failed(self) -> bool:
@@ -78,7 +82,7 @@ class Answered:
         if not self._answer.ok:
             raise failure.unpack(self._body, self._what, member.rank, member.host)
         try:
-            context = payload.Context(member.name)
+            context = payload.Context(member.name, room=self._room)
             return payload.decode(payload.Payload(self._body, self._answer.held), context)
         except PeerLost as error:
             raise member.lost_with(error, self._what) from error
@@ -93,7 +97,7 @@ class Answered:
 
     def drop(self) -> None:
         if self._answer.held:
-            self._member.taken(self._answer.number)
+            self._member.taken(self._answer)
 
 
 class Unreachable:
@@ -148,11 +152,14 @@ class Member:
         self._lock = threading.Lock()
         self._link_lost = 0.0  # when it was, or the process was given up
         self._why = ""
+        self._rooms = rooms.shared()
         if not isinstance(sock, Unreachable):
             reach.note(sock)
         self.link: Link | Unreachable = (
             sock if isinstance(sock, Unreachable) else Link(sock, wheel, self._received, self._lost)
         )
+        if not isinstance(sock, Unreachable) and sock.family == socket.AF_UNIX:
+            self._rooms.admit(self.link)
 
     def begin(self) -> None:
         self.link.begin()
@@ -192,8 +199,13 @@ class Member:
         with contextlib.suppress(PeerLost):
             self.link.send(message, body)
 
-    def taken(self, number: int) -> None:
-        self._wheel.later(lambda: self.tell(m.Taken(number)))
+    def taken(self, answer: m.Answer) -> None:
+        """It is decoded, or nobody will. Takes no lock."""
+        self._wheel.later(lambda: self._taken(answer))
+
+    def _taken(self, answer: m.Answer) -> None:
+        self.tell(m.Taken(answer.number))
+        self._rooms.done(self.link, answer)
 
     @property
     def waiting(self) -> int:
@@ -229,11 +241,14 @@ class Member:
         if isinstance(message, m.Answer):
             pending = self._pending.get(message.number)
             if pending is not None:
-                answer = Answered(self, message, body, pending.what)
+                room = self._rooms.claim(link, message.room)
+                answer = Answered(self, message, body, pending.what, room)
                 pending.sink.settle(pending.index, answer)
                 self._pending.pop(message.number, None)
             elif message.held:
-                self.taken(message.number)  # nobody waits any more
+                self.taken(message)  # nobody waits any more
+        elif isinstance(message, m.Left):
+            self._rooms.left(link, message.number)
         elif isinstance(message, m.Room):
             self._wheel.sooner(self.offers.came(message.number, body))
         elif isinstance(message, m.Ready):
@@ -259,6 +274,7 @@ class Member:
 
     def _lost(self, link: Link, error: TransportError) -> None:
         """Why is known once the process has ended; that is waited for a moment."""
+        self._rooms.gone(link)
         self._link_lost = self._link_lost or time.monotonic()
         if self.process is None and self._why:
             self.finish(Cause())

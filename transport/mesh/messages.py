@@ -83,11 +83,14 @@ class Call(Struct, frozen=True, array_like=True, tag="call"):
 
 
 class Answer(Struct, frozen=True, array_like=True, tag="answer"):
-    """Body: what came out, or the error. `held`: say Taken once the body is decoded."""
+    """Body: what came out, or the error. `held`: say Taken once the body is decoded. `room` and
+    `large`: as of a call."""
 
     number: _Number
     ok: bool
     held: bool = False
+    room: _Number = 0
+    large: _Number = 0
 
 
 class Taken(Struct, frozen=True, array_like=True, tag="taken"):
@@ -97,13 +100,13 @@ class Taken(Struct, frozen=True, array_like=True, tag="taken"):
 
 
 class Room(Struct, frozen=True, array_like=True, tag="room"):
-    """Process: large tensors of one call may be written to its memory. Body: the handle."""
+    """Large tensors of one call, or answer, may be written to memory here. Body: the handle."""
 
     number: _Number
 
 
 class Left(Struct, frozen=True, array_like=True, tag="left"):
-    """No call will name this room."""
+    """Nothing will name this room."""
 
     number: _Number
 

@@ -1,4 +1,4 @@
-"""Rooms that a process of a mesh offers to calls from here. See rooms.py for the other end.
+"""Rooms that the other end of a link offers to values from here. See rooms.py for that end.
 
 May import memory, messages, config, errors.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transport.memory.remote import RemoteRegion
     from transport.mesh.link import Body
 
-_MOST = 4  # of one process; it offers fewer
+_MOST = 4  # of one link; fewer come
 
 
 @functools.cache
@@ -30,7 +30,7 @@ def _idle() -> float:
 
 
 class Offer(NamedTuple):
-    """Memory of the process that one call may write its large arguments to."""
+    """Memory of the other end that the large tensors of one value may be written to."""
 
     number: int
     remote: RemoteRegion
@@ -38,7 +38,7 @@ class Offer(NamedTuple):
 
 
 class Offers:
-    """Of one process. `tell` sends it a message, and raises nothing. Thread-safe."""
+    """Of one link. `tell` sends it a message, and raises nothing. Thread-safe."""
 
     def __init__(self, tell: Callable[[m.Message], None], idle: float | None = None) -> None:
         self._tell = tell
@@ -69,7 +69,7 @@ class Offers:
 
     def take(self, size: int) -> Offer | None:
         """One for so many bytes, of which most are needed. Smaller ones are given back, so that
-        larger ones may come. Each that is taken is named in a call, or left."""
+        larger ones may come. Each that is taken is named in a message, or left."""
         with self._lock:
             small = self._pop(lambda it: it.remote.nbytes < size)
             fits = (it for it in self._offers.values() if it.remote.nbytes < 2 * size)

@@ -1,12 +1,13 @@
 """What a process of a mesh does once it is set up: serves its link until it ends.
 
-May import door, link, messages, rooms, stage, process, wheel. The actors run in threads of their
-own; whoever drives the wheel answers heartbeats, whatever the actors do.
+May import door, link, messages, offers, rooms, stage, process, wheel. The actors run in threads of
+their own; whoever drives the wheel answers heartbeats, whatever the actors do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import threading
@@ -14,15 +15,14 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from transport.config import Settings
 from transport.errors import InvalidUse, PeerLost, PeerRefused
-from transport.mesh import failure, meets, reach
+from transport.mesh import failure, meets, reach, rooms
 from transport.mesh import messages as m
 from transport.mesh import wheel as wheels
 from transport.mesh.directory import here
 from transport.mesh.door import Door
 from transport.mesh.link import Link
-from transport.mesh.rooms import Rooms
+from transport.mesh.offers import Offers
 from transport.mesh.stage import Stage, job
 
 if TYPE_CHECKING:
@@ -46,9 +46,10 @@ class Server:
         self._links: dict[Link, dict[int, Callable[[], None]]] = {}  # what their answers hold
         self._owner: Link | None = None
         self._owners: weakref.WeakSet[Link] = weakref.WeakSet()  # of meshes with this process
-        settings = Settings.from_env()
-        self.rooms = Rooms(settings.mesh_room, settings.mesh_rooms)
+        self.rooms = rooms.shared()
+        self._offers: dict[Link, Offers] = {}
         self.door = Door(self.wheel, self._visit)
+        self.wheel.attend(self._check_offers)
 
     def adopt(self, sock: socket.socket, *, owner: bool = False) -> None:
         """Serves who has a mesh with this process, and is told that it serves.
@@ -73,6 +74,7 @@ class Server:
     def _link(self, sock: socket.socket) -> Link:
         link = Link(sock, self.wheel, self._received, self._lost)
         self._links[link] = {}
+        self._offers[link] = Offers(functools.partial(_tell, link))
         if sock.family == socket.AF_UNIX:
             self.rooms.admit(link)
         return link
@@ -89,6 +91,14 @@ class Server:
 
     def forget(self, actor: int) -> None:
         self._stages.pop(actor, None)
+
+    def offers(self, link: Link) -> Offers | None:
+        """What the other end has offered for results; None once it is gone."""
+        return self._offers.get(link)
+
+    def _check_offers(self, now: float) -> float:
+        offers = tuple(self._offers.values())
+        return min([each.check(now) for each in offers], default=float("inf"))
 
     # --------------------------------------------------------------------------------- held answers
     def hold(self, link: Link, number: int, release: Callable[[], None]) -> None:
@@ -120,10 +130,17 @@ class Server:
             self.release(link, message.number)
         elif isinstance(message, m.Left):
             self.rooms.left(link, message.number)
+        elif isinstance(message, m.Room):
+            self._offered(link, message.number, body)
         elif link in self._owners:
             self._ordered(link, message, body)
         else:
             raise PeerRefused(f"{type(message).__name__} is not for who came through the door")
+
+    def _offered(self, link: Link, number: int, handle: Body) -> None:
+        offers = self._offers.get(link)
+        if offers is not None:
+            self.wheel.sooner(offers.came(number, handle))
 
     def _ordered(self, link: Link, message: m.Message, body: Body) -> None:
         """What only an owner may say."""
@@ -160,6 +177,7 @@ class Server:
 
     def _lost(self, link: Link, error: TransportError) -> None:
         held = self._links.pop(link, {})
+        self._offers.pop(link, None)
         self.rooms.gone(link)
         if link is self._owner:
             self.ended.set()
@@ -178,6 +196,11 @@ class Server:
             self.ended.set()
         else:
             link.close()
+
+
+def _tell(link: Link, message: m.Message) -> None:
+    with contextlib.suppress(PeerLost):
+        link.send(message)
 
 
 def serve(sock: socket.socket, place: Place) -> int:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_PATIENCE = 2.0  # seconds in which a result gets to a room of the caller's, or is lent
+
 
 @dataclass(slots=True)
 class Job:
@@ -336,14 +338,19 @@ class Stage:
     def _answer(self, link: Link, number: int, result: Any, keep: str = "") -> None:
         if not number:
             return
+        offers, room = self._server.offers(link), 0
         try:
             # The actor may change what it gave before the caller has read it: that is copied.
-            context = payload.Context("the caller", keep=keep, copy=True)
+            end = time.monotonic() + _PATIENCE
+            context = payload.Context("the caller", end, keep=keep, copy=True, offers=offers)
             encoded = payload.encode(result, context)
+            room = encoded.room
             if encoded.held and encoded.release is not None:
                 self._server.hold(link, number, encoded.release)
-            link.send(m.Answer(number, True, encoded.held), encoded.data)
+            link.send(m.Answer(number, True, encoded.held, room, encoded.large), encoded.data)
         except BaseException as error:  # of the link, or whatever pickling the result does
+            if room and offers is not None:
+                offers.leave(room)
             self._server.release(link, number)
             self._fail(link, number, error)
 

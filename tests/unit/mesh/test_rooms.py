@@ -199,7 +199,7 @@ def test_a_room_is_taken_once_and_not_written_to_then(engine):
     engine.write(np.full(KIB, 7, np.uint8), remote).wait()
     assert (room.take() == 7).all()
     assert region.closed
-    with pytest.raises(PeerRefused, match="two calls"):
+    with pytest.raises(PeerRefused, match="two values"):
         room.take()
     room.close()
 
@@ -345,7 +345,17 @@ def test_a_room_that_was_closed_is_left_and_the_value_lent():
 
 
 @pytest.mark.usefixtures("_small")
-def test_results_and_values_that_do_not_fit_use_no_room():
+def test_a_value_whose_link_ended_after_it_came_is_there():
+    with Sent(8 * KIB) as sent:
+        value = torch.arange(2 * KIB, dtype=torch.float32)
+        payload = sent.encode(value, copy=True)
+        assert payload.room == 1
+        sent.room.close()
+        assert torch.equal(sent.decode(payload), value)
+
+
+@pytest.mark.usefixtures("_small")
+def test_values_that_do_not_fit_use_no_room():
     with Sent(8 * KIB) as sent:
         for size in (KIB, 16 * KIB):
             payload = sent.encode(torch.zeros(size // 4))
