@@ -140,18 +140,18 @@ class Settings:
     mesh_room: int = _setting(
         256 << 20,
         kinds.size(0, 1 << 40),
-        "an actor's process keeps so much memory ready, at most, for the tensors of the next call "
-        "of a caller on the same host; 0 for none",
+        "a process of a mesh keeps so much memory ready, at most, for the tensors of the next call "
+        "or result from another on the same host; 0 for none",
     )
     mesh_rooms: int = _setting(
         1 << 30,
         kinds.size(0, 1 << 50),
-        "memory that a process keeps ready so, at most, for all callers",
+        "memory that a process keeps ready so, at most, for all others",
     )
     mesh_room_idle: float = _setting(
         5.0,
         kinds.SECONDS,
-        "what is kept ready for a caller that sends nothing so long is given back",
+        "memory that is kept ready so, and not used for so long, is given back",
     )
     huge_pages: str = _setting(
         "transparent",
