@@ -158,10 +158,11 @@ class Member:
         self.link: Link | Unreachable = (
             sock if isinstance(sock, Unreachable) else Link(sock, wheel, self._received, self._lost)
         )
-        if not isinstance(sock, Unreachable) and sock.family == socket.AF_UNIX:
-            self._rooms.admit(self.link)
+        self._near = not isinstance(sock, Unreachable) and sock.family == socket.AF_UNIX
 
     def begin(self) -> None:
+        if self._near:
+            self._rooms.admit(self.link)
         self.link.begin()
         if self.process is not None:
             self.process.ended.add_done_callback(
