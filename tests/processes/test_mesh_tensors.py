@@ -6,11 +6,14 @@ import gc
 import os
 import signal
 import time
+from collections import Counter
 
 import mesh_tensor_actors
 import numpy as np
 import pytest
 import torch
+from patience import until
+from possessions import held, uncollected
 
 import transport
 from transport import (
@@ -29,6 +32,7 @@ from transport.mesh import tensors
 MIB = 1 << 20
 COUNT = MIB  # float32 elements: 4 MiB, which no message carries
 WAIT = 60  # seconds at most for what takes milliseconds
+ROUNDS = int(os.environ.get("MESH_TENSOR_ROUNDS", "3"))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -176,6 +180,49 @@ def test_an_owner_that_is_killed_is_a_typed_error(mortal):
     assert time.monotonic() - begin < WAIT
     with pytest.raises(ActorError, match="PeerLost"):
         other.fetched.call_one(kept).get(WAIT)
+
+
+def test_owners_that_are_killed_leave_nothing(six, mortal):
+    """Here, and in an actor that has read from them and they from it: again and again."""
+    other = one(mortal, 0)
+    other.collects.call_one(False).get(WAIT)
+    other.make.call_one("it", COUNT, 1).get(WAIT)
+    first = ()  # what both had after the first round
+
+    def grown():
+        now = held(), other.held.call_one().get(WAIT)
+        return [kinds for kinds in map(Counter.__sub__, now, first) if kinds]
+
+    with uncollected():
+        for number in range(ROUNDS):
+            lose_an_owner(other, one(mortal, 1 + number % 2))
+            for rank in six.crashed:
+                six.replace(rank)
+            first = first or (held(), other.held.call_one().get(WAIT))
+            until(lambda: not grown(), lambda: f"more than at first: {grown()}")
+    other.collects.call_one(True).get(WAIT)
+
+
+def lose_an_owner(other, owner):
+    for _ in range(2):  # what lies in private memory is copied into the pool, and mapped from there
+        owner.make.call_one("it", COUNT, 3).get(WAIT)
+        kept = owner.give.options(keep="remote").call_one("it").get(WAIT)
+        assert float(kept.fetch().sum()) == 3 * COUNT
+        assert other.fetched.call_one(kept).get(WAIT) == 3 * COUNT
+    other.take.call_one("theirs", kept).get(WAIT)
+    lent = other.give.options(keep="remote").call_one("it").get(WAIT)
+    assert owner.fetched.call_one(lent).get(WAIT) == COUNT
+    owner.take.call_one("lent", lent).get(WAIT)
+    unread = owner.give.call_one("it")
+    until(unread.done)
+    os.kill(owner.pid.call_one().get(WAIT), signal.SIGKILL)
+    for lost in (owner.pid.call_one(), unread):
+        with pytest.raises(ActorCrashed):
+            lost.get(WAIT)
+    with pytest.raises(PeerLost):
+        kept.fetch(timeout=WAIT)
+    assert other.fetch_error.call_one("theirs", WAIT).get(WAIT)[0] == "PeerLost"
+    other.drop.call_one("theirs").get(WAIT)
 
 
 def test_an_actor_that_is_killed_before_its_result_was_read(mortal):

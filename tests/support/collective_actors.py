@@ -10,12 +10,11 @@ import signal
 import tempfile
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import possessions
 import torch
-from possessions import descriptors
 
 import transport
 from transport import (
@@ -247,8 +246,7 @@ class Ranker(Actor):
     @endpoint
     def held(self):
         """This process, and its descriptors and threads by kind."""
-        threads = Counter(f"thread {each.name}" for each in threading.enumerate())
-        return os.getpid(), descriptors() + threads
+        return os.getpid(), possessions.held()
 
 
 class Uncollected(Ranker):

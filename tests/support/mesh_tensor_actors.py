@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import possessions
 import torch
 
 from transport import Actor, Sharded, current_rank, endpoint
@@ -98,7 +99,15 @@ class Keeper(Actor):
     @endpoint
     def drop(self, name):
         del self.kept[name]
-        gc.collect()
+
+    @endpoint
+    def collects(self, does):
+        """Whether the garbage collector of this process does."""
+        (gc.enable if does else gc.disable)()
+
+    @endpoint
+    def held(self):
+        return possessions.held()
 
     @endpoint
     def fetch_error(self, name, timeout):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import threading
 from collections import Counter
 from pathlib import Path
 
@@ -30,6 +31,11 @@ def descriptors() -> Counter[str]:
             name = str(entry.readlink())
             found[name.partition(":[")[0] if name.startswith(("socket", "pipe")) else name] += 1
     return found
+
+
+def held() -> Counter[str]:
+    """Descriptors and threads by kind."""
+    return descriptors() + Counter(f"thread {each.name}" for each in threading.enumerate())
 
 
 def possessions() -> dict[str, int]:

@@ -58,6 +58,10 @@ class Pieces:
         self.all.append(Piece(owner, whole=whole, stays=stays))
         return len(self.all) - 1
 
+    def leave_out(self, buffer: pickle.PickleBuffer) -> None:
+        """As a pickler's buffer_callback."""
+        self.add(buffer)
+
     def of_storage(self, storage: Any, low: int, high: int, nbytes: int) -> int:
         """The number of the storage's piece, which now has these bytes too."""
         number = self._by_owner.get(id(storage))
@@ -93,8 +97,9 @@ class Cutter(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
     """
 
     def __init__(self, file: io.BytesIO, remote: bool, dense: frozenset[int]) -> None:
-        super().__init__(file, protocol=_PROTOCOL, buffer_callback=self._buffer)
         self.pieces = Pieces()
+        # No method of its own: it would hold itself, and all that it has met.
+        super().__init__(file, protocol=_PROTOCOL, buffer_callback=self.pieces.leave_out)
         self._remote = remote
         self.places: tuple[Sequence[int], Sequence[int]] | None = None
         self.passed: list[Any] = []  # tickets of remote tensors
@@ -109,9 +114,6 @@ class Cutter(cloudpickle.Pickler):  # type: ignore[misc]  # it has no types
         if self._remote and reduce is None and _is_tensor(obj):
             raise InvalidUse(f'keep="remote" is not for a {type(obj).__name__}: return its tensors')
         return super().reducer_override(obj) if found is NotImplemented else found
-
-    def _buffer(self, buffer: pickle.PickleBuffer) -> None:
-        self.pieces.add(buffer)
 
     # ------------------------------------------------------------------------------- of each type
     def _tensor(self, tensor: Any) -> Any:

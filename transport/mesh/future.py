@@ -14,7 +14,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from transport.errors import ActorCrashed, InvalidUse
+from transport.errors import ActorCrashed, InvalidUse, TransportError
 from transport.mesh.wheel import Gate, shared
 from transport.types import check_timeout
 
@@ -197,7 +197,7 @@ class Future(Generic[T]):
     def _take(self) -> T:
         worked, outcome = self._resolved()
         if not worked:
-            raise outcome
+            raise _again(outcome)
         return outcome  # type: ignore[no-any-return]
 
     def _resolved(self) -> tuple[bool, Any]:
@@ -219,7 +219,7 @@ class Future(Generic[T]):
                 values = [reply.value() for reply in replies if reply is not None]
                 self._outcome = True, self._join(values)
             except Exception as error:
-                self._outcome = False, error
+                self._outcome = False, error.with_traceback(None)
 
     def __del__(self) -> None:
         if self._outcome is not None:
@@ -232,6 +232,18 @@ class Future(Generic[T]):
     def __repr__(self) -> str:
         state = "done" if self.done() else f"{self._missing} of {len(self._replies)} to come"
         return f"<Future: {state}>"
+
+
+def _again(error: Exception) -> Exception:
+    """One of ours to be raised: another object each time. A traceback holds the frames of whoever
+    asked, which have the future, and that the error: what else they have would wait with them for
+    the garbage collector."""
+    if not isinstance(error, TransportError):
+        return error
+    made = type(error).__new__(type(error), *error.args)
+    vars(made).update(vars(error))
+    made.__cause__ = error.__cause__
+    return made
 
 
 def _drop_all(replies: Iterable[Reply | None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import copy
 import itertools
 import socket
 import threading
@@ -85,7 +86,7 @@ class Answered:
             context = payload.Context(member.name, room=self._room)
             return payload.decode(payload.Payload(self._body, self._answer.held), context)
         except PeerLost as error:
-            raise member.lost_with(error, self._what) from error
+            lost = copy.copy(error)  # without its transfer and its frames, which hold the peer
         except TransportError:
             raise
         except BaseException as error:  # what unpickling does is up to who made it
@@ -94,6 +95,8 @@ class Answered:
             raise failure.unreadable(error, self._what, member.rank, member.host) from error
         finally:
             self.drop()
+        found = member.lost_with(lost, self._what)
+        raise found from (None if found is lost else lost)
 
     def drop(self) -> None:
         if self._answer.held:

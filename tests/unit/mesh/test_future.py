@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import weakref
 
 import pytest
+from possessions import uncollected
 
-from transport import Future, InvalidUse
+from transport import ActorCrashed, Future, InvalidUse
 from transport.mesh.future import Failed
 from transport.mesh.shape import Shape
 from transport.mesh.stream import Stream
@@ -150,3 +152,22 @@ def test_a_stream_gives_them_as_they_come():
     assert third.get() == "b"
     assert finished == [True]
     assert len(stream) == 3
+
+
+def test_who_asked_for_a_failure_is_not_kept_by_it():
+    class Thing:
+        """Can be watched as it goes."""
+
+    def ask():
+        thing, future = Thing(), Future(1, lambda values: values)
+        seen.append(weakref.ref(thing))
+        future.settle(0, Failed(ActorCrashed("gone", rank=3, cause="killed")))
+        error = future.exception(1)
+        assert (error.rank, error.cause) == (3, "killed")
+        future.get(1)
+
+    seen = []
+    with uncollected():
+        with pytest.raises(ActorCrashed, match="gone"):
+            ask()
+        assert seen[0]() is None

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import time
+import weakref
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from possessions import uncollected
 
 from transport import InvalidUse
 from transport.errors import DeadlineExceeded, PeerRefused, StaleRegion
@@ -232,6 +234,20 @@ def test_nothing_is_left_once_it_is_released():
     assert len(here.engine.regions) == before
     with pytest.raises(StaleRegion):
         decode(payload, Context())
+
+
+class Thing:
+    """Can be watched as it goes."""
+
+
+def test_nothing_that_has_travelled_waits_for_the_garbage_collector():
+    """Arguments and results are large: they go when the last one lets go of them."""
+    with uncollected():
+        sent = [Thing(), np.arange(50), torch.arange(5000)]
+        got = round_trip(sent)
+        gone = [weakref.ref(each) for each in (*sent, *got)]
+        del sent, got
+        assert all(each() is None for each in gone)
 
 
 def test_a_deadline_that_has_passed():
