@@ -182,21 +182,24 @@ class Sending(Closing):
 
 def _inline(pieces: list[Piece]) -> frozenset[int]:
     """Those that travel in the message: the smallest ones, up to so many bytes in all."""
-    sizes = sorted(
-        (size, number) for number, size in enumerate(map(_host_bytes, pieces)) if size is not None
-    )
-    ends = itertools.accumulate(size for size, _ in sizes)
     limit = inline_bytes()
+    small = ((_nbytes(piece), number) for number, piece in enumerate(pieces))
+    sizes = sorted(it for it in small if it[0] <= limit and _is_on_host(pieces[it[1]]))
+    ends = itertools.accumulate(size for size, _ in sizes)
     return frozenset(number for end, (_, number) in zip(ends, sizes) if end <= limit)
 
 
-def _host_bytes(piece: Piece) -> int | None:
-    """How many bytes of host memory it is; None where it is not sent from there."""
+def _nbytes(piece: Piece) -> int:
+    """Of what is no thing of its own."""
+    owner = piece.owner
+    return owner.raw().nbytes if isinstance(owner, PickleBuffer) else piece.high - piece.low
+
+
+def _is_on_host(piece: Piece) -> bool:
+    """Whether it is sent from there."""
     if piece.stays or piece.whole:
-        return None
-    if isinstance(piece.owner, PickleBuffer):
-        return piece.owner.raw().nbytes
-    return piece.high - piece.low if piece.owner.device.type == "cpu" else None
+        return False
+    return isinstance(piece.owner, PickleBuffer) or piece.owner.device.type == "cpu"
 
 
 def _buffer(number: int, raw: memoryview, inline: bool) -> Memory | _Large:
