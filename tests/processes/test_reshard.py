@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 
 import numpy as np
 import pytest
 
-from transport import DeadlineExceeded, Engine, PeerLost, Settings
+from transport import DeadlineExceeded, Engine, InvalidUse, PeerLost, Settings
 from transport.sharding.execute import Execution
 from transport.sharding.layout import Layout
 from transport.sharding.mesh import Mesh
@@ -151,3 +152,27 @@ def test_writers_push(engine, sources):
             assert execution.run(WAIT).ranks == (0, 1, 2, 3)
             for rank, shard in enumerate([*np.split(mine, 2)] * 2):
                 assert processes[rank].call("content", "w") == shard.astype("f4").tobytes()
+
+
+@pytest.mark.slow
+def test_a_forked_child_neither_uses_nor_ends_it(engine, sources):
+    """Memory, parcels and runs are the parent's."""
+    _, handles = sources
+    execution, into = pulling(engine, handles)
+    with execution:
+        execution.run(WAIT)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                with contextlib.suppress(InvalidUse):
+                    execution.run(WAIT)
+                    os._exit(2)
+                execution.close()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        into[...] = 0
+        execution.run(WAIT)
+        assert is_right(into)
