@@ -1,6 +1,6 @@
-/* Messages on boards. Each rank writes to its own sheet alone: messages in a ring, how far it has
- * read everybody else's, and whether it sleeps. What others show is checked before it is used: it
- * may change at any time, and be anything.
+/* Messages on boards. Each rank writes to its own sheet alone: a ring of messages for each of the
+ * others, how far it has read theirs, and whether it sleeps. What others show is checked before it
+ * is used: it may change at any time, and be anything.
  */
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -11,26 +11,23 @@
 #include "base/sys.h"
 #include "transport/board.h"
 
-#define SLOTS 124u
+#define SLOTS 96u
 #define SPINS 200u /* looks before a thread sleeps, where every rank can have a processor */
 #define NAP_NS 50000u
 
 struct slot {
-    uint64_t to; /* a bit for each rank */
     uint32_t length;
-    uint32_t reserved;
+    uint32_t reserved[3];
     uint8_t bytes[TN_BOARD_MESSAGE];
 };
 
 struct sheet {
-    _Atomic uint32_t posted; /* messages so far; others sleep on it */
     _Atomic uint32_t sleeping;
-    uint32_t reserved[14];
-    _Atomic uint32_t read[TN_BOARD_RANKS]; /* of each rank's messages */
-    struct slot slots[SLOTS];
+    uint32_t reserved[15];
+    _Atomic uint32_t posted[TN_BOARD_RANKS]; /* to each rank, which may sleep on it */
+    _Atomic uint32_t read[TN_BOARD_RANKS];   /* of what each has posted to this one */
+    struct slot rings[][SLOTS];              /* one for each rank */
 };
-
-_Static_assert(sizeof(struct sheet) <= TN_BOARD_BYTES, "a sheet has its room");
 
 struct tn_board {
     struct sheet *own;
@@ -38,9 +35,14 @@ struct tn_board {
     bool spins;
     struct {
         const struct sheet *sheet; /* NULL: not attached, or broken */
-        uint32_t read;             /* what own->read says, which nobody can change here */
+        uint32_t read, posted;     /* as the own sheet has them */
     } peers[TN_BOARD_RANKS];
 };
+
+uint64_t tn_board_bytes(uint32_t ranks)
+{
+    return sizeof(struct sheet) + ranks * sizeof(struct slot[SLOTS]);
+}
 
 int tn_board_open(void *own, uint32_t rank, uint32_t ranks, struct tn_board **out)
 {
@@ -63,91 +65,74 @@ int tn_board_attach(struct tn_board *board, uint32_t rank, const void *theirs)
 {
     if (rank >= board->ranks || rank == board->rank || (uintptr_t)theirs % 64)
         return tn_fail(TN_INVALID, "rank %u has no board here", rank);
-    /* What was said before was for others. */
-    board->peers[rank].read = atomic_load(&((const struct sheet *)theirs)->posted);
-    atomic_store(&board->own->read[rank], board->peers[rank].read);
     board->peers[rank].sheet = theirs;
     return TN_OK;
 }
 
-/* An old value only makes a ring look fuller than it is. */
-static bool has_room(const struct tn_board *board, uint64_t to)
+/* What the peer says of its reading may be old, which makes the ring look fuller than it is. */
+static bool post(struct tn_board *board, uint32_t rank, const void *bytes, uint32_t length)
 {
-    uint32_t posted = atomic_load_explicit(&board->own->posted, memory_order_relaxed);
-    for (uint32_t rank = 0; rank < board->ranks; rank++) {
-        const struct sheet *sheet = board->peers[rank].sheet;
-        if (!sheet && to >> rank & 1)
-            return false;
-        if (sheet &&
-            posted - atomic_load_explicit(&sheet->read[board->rank], memory_order_acquire) >= SLOTS)
-            return false;
-    }
+    const struct sheet *sheet = board->peers[rank].sheet;
+    uint32_t posted = board->peers[rank].posted;
+    if (!sheet ||
+        posted - atomic_load_explicit(&sheet->read[board->rank], memory_order_acquire) >= SLOTS)
+        return false;
+    struct slot *slot = &board->own->rings[rank][posted % SLOTS];
+    slot->length = length;
+    memcpy(slot->bytes, bytes, length);
+    /* In one order with the flag: whoever set it before sees this, or is seen. */
+    board->peers[rank].posted = posted + 1;
+    atomic_store(&board->own->posted[rank], posted + 1);
+    if (atomic_load(&sheet->sleeping))
+        tn_futex_wake_shared(&board->own->posted[rank]);
     return true;
 }
 
-static bool somebody_sleeps(const struct tn_board *board, uint64_t to)
-{
-    for (uint32_t rank = 0; rank < board->ranks; rank++)
-        if (to >> rank & 1 && atomic_load(&board->peers[rank].sheet->sleeping))
-            return true;
-    return false;
-}
-
-int tn_board_post(struct tn_board *board, uint64_t to, const void *bytes, uint32_t length)
+int tn_board_post(struct tn_board *board, uint64_t to, const void *bytes, uint32_t length,
+                  uint64_t *missed)
 {
     if (length > TN_BOARD_MESSAGE)
         return tn_fail(TN_INVALID, "a message has %u bytes at most", TN_BOARD_MESSAGE);
     if (board->ranks < TN_BOARD_RANKS && to >> board->ranks)
         return tn_fail(TN_INVALID, "there are %u ranks", board->ranks);
-    if (!has_room(board, to))
-        return TN_AGAIN;
-    uint32_t posted = atomic_load_explicit(&board->own->posted, memory_order_relaxed);
-    struct slot *slot = &board->own->slots[posted % SLOTS];
-    slot->to = to;
-    slot->length = length;
-    memcpy(slot->bytes, bytes, length);
-    /* In one order with the flag: whoever set it before sees this, or is seen. */
-    atomic_store(&board->own->posted, posted + 1);
-    if (somebody_sleeps(board, to))
-        tn_futex_wake_shared(&board->own->posted);
+    *missed = 0;
+    for (uint32_t rank = 0; rank < board->ranks; rank++)
+        if (to >> rank & 1 && !post(board, rank, bytes, length))
+            *missed |= UINT64_C(1) << rank;
     return TN_OK;
-}
-
-/* Whether it was for this rank: then it is in `bytes`. */
-static bool read_next(struct tn_board *board, uint32_t rank, void *bytes, uint32_t *length)
-{
-    const struct slot *slot = &board->peers[rank].sheet->slots[board->peers[rank].read % SLOTS];
-    bool mine = slot->to >> board->rank & 1;
-    if (mine) {
-        *length = *(volatile const uint32_t *)&slot->length;
-        *length = *length < TN_BOARD_MESSAGE ? *length : TN_BOARD_MESSAGE;
-        memcpy(bytes, slot->bytes, *length);
-    }
-    uint32_t read = ++board->peers[rank].read;
-    atomic_store_explicit(&board->own->read[rank], read, memory_order_release);
-    return mine;
 }
 
 static uint32_t unread(const struct tn_board *board, uint32_t rank)
 {
     const struct sheet *sheet = board->peers[rank].sheet;
-    return sheet ? atomic_load(&sheet->posted) - board->peers[rank].read : 0;
+    return sheet ? atomic_load(&sheet->posted[board->rank]) - board->peers[rank].read : 0;
+}
+
+static void read_next(struct tn_board *board, uint32_t rank, void *bytes, uint32_t *length)
+{
+    const struct slot *slot =
+        &board->peers[rank].sheet->rings[board->rank][board->peers[rank].read % SLOTS];
+    uint32_t claimed = *(volatile const uint32_t *)&slot->length;
+    *length = claimed < TN_BOARD_MESSAGE ? claimed : TN_BOARD_MESSAGE;
+    memcpy(bytes, slot->bytes, *length);
+    uint32_t read = ++board->peers[rank].read;
+    atomic_store_explicit(&board->own->read[rank], read, memory_order_release);
 }
 
 int tn_board_take(struct tn_board *board, uint32_t *rank, void *bytes, uint32_t *length)
 {
     for (uint32_t i = 0; i < board->ranks; i++) {
         *rank = (board->turn + i) % board->ranks;
-        for (uint32_t left; (left = unread(board, *rank));) {
-            if (left > SLOTS) {
-                board->peers[*rank].sheet = NULL;
-                return tn_fail(TN_INVALID, "the board of rank %u has messages that it cannot hold",
-                               *rank);
-            }
-            if (read_next(board, *rank, bytes, length)) {
-                board->turn = *rank + 1;
-                return TN_OK;
-            }
+        uint32_t left = unread(board, *rank);
+        if (left > SLOTS) {
+            board->peers[*rank].sheet = NULL;
+            return tn_fail(TN_INVALID, "the board of rank %u has messages that it cannot hold",
+                           *rank);
+        }
+        if (left) {
+            read_next(board, *rank, bytes, length);
+            board->turn = *rank + 1;
+            return TN_OK;
         }
     }
     return TN_AGAIN;
@@ -163,8 +148,8 @@ static bool all_read(const struct tn_board *board, struct tn_futex_word *words, 
             continue;
         if (unread(board, rank))
             return false;
-        words[(*count)++] =
-            (struct tn_futex_word){.word = &sheet->posted, .expected = board->peers[rank].read};
+        words[(*count)++] = (struct tn_futex_word){.word = &sheet->posted[board->rank],
+                                                   .expected = board->peers[rank].read};
     }
     return true;
 }

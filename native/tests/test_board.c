@@ -12,6 +12,8 @@
 #define SECOND UINT64_C(1000000000)
 #define RANKS 4u
 #define TURNS 3000u
+#define BYTES (MIB)
+#define MIB (UINT64_C(1) << 20)
 
 static void *owned[RANKS];
 static const void *shown[RANKS]; /* the same memory, as others see it */
@@ -20,9 +22,9 @@ static void make_memory(void)
 {
     for (uint32_t rank = 0; rank < RANKS; rank++) {
         int fd = tn_sys_memfd("board");
-        CHECK(fd >= 0 && ftruncate(fd, TN_BOARD_BYTES) == 0);
-        owned[rank] = mmap(NULL, TN_BOARD_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-        shown[rank] = mmap(NULL, TN_BOARD_BYTES, PROT_READ, MAP_SHARED, fd, 0);
+        CHECK(fd >= 0 && ftruncate(fd, BYTES) == 0);
+        owned[rank] = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        shown[rank] = mmap(NULL, BYTES, PROT_READ, MAP_SHARED, fd, 0);
         CHECK(owned[rank] != MAP_FAILED && shown[rank] != MAP_FAILED);
         close(fd);
     }
@@ -31,9 +33,17 @@ static void make_memory(void)
 static void free_memory(void)
 {
     for (uint32_t rank = 0; rank < RANKS; rank++) {
-        munmap(owned[rank], TN_BOARD_BYTES);
-        munmap((void *)shown[rank], TN_BOARD_BYTES);
+        munmap(owned[rank], BYTES);
+        munmap((void *)shown[rank], BYTES);
     }
+}
+
+static int say(struct tn_board *board, uint64_t to, const void *bytes, uint32_t length)
+{
+    uint64_t missed = 99;
+    int status = tn_board_post(board, to, bytes, length, &missed);
+    CHECK(status < 0 || (missed & ~to) == 0);
+    return status < 0 || !missed ? status : TN_AGAIN;
 }
 
 static struct tn_board *open_board(uint32_t rank, uint32_t ranks)
@@ -81,10 +91,10 @@ static void test_what_is_said_is_heard(void)
     struct tn_board *two[2];
     open_two(two);
     expect_nothing(two[1]);
-    CHECK(tn_board_post(two[0], 2, "one", 3) == TN_OK);
-    CHECK(tn_board_post(two[0], 1, "to who is not there", 19) == TN_AGAIN);
-    CHECK(tn_board_post(two[0], 2, "", 0) == TN_OK);
-    CHECK(tn_board_post(two[1], 1, "three", 5) == TN_OK);
+    CHECK(say(two[0], 2, "one", 3) == TN_OK);
+    CHECK(say(two[0], 1, "to who is not there", 19) == TN_AGAIN);
+    CHECK(say(two[0], 2, "", 0) == TN_OK);
+    CHECK(say(two[1], 1, "three", 5) == TN_OK);
     CHECK(tn_board_wait(two[1], SECOND) == TN_OK);
     expect(two[1], 0, "one");
     expect(two[1], 0, "");
@@ -99,8 +109,8 @@ static void test_bad_arguments(void)
     struct tn_board *two[2], *none;
     char bytes[TN_BOARD_MESSAGE + 1] = {0};
     open_two(two);
-    CHECK(tn_board_post(two[0], 2, bytes, sizeof(bytes)) == TN_INVALID);
-    CHECK(tn_board_post(two[0], 4, bytes, 1) == TN_INVALID);
+    CHECK(say(two[0], 2, bytes, sizeof(bytes)) == TN_INVALID);
+    CHECK(say(two[0], 4, bytes, 1) == TN_INVALID);
     CHECK(tn_board_attach(two[0], 0, shown[0]) == TN_INVALID);
     CHECK(tn_board_attach(two[0], 2, shown[1]) == TN_INVALID);
     CHECK(tn_board_open(owned[2], 2, 2, &none) == TN_INVALID);
@@ -109,43 +119,65 @@ static void test_bad_arguments(void)
     close_two(two);
 }
 
-/* A ring that is full takes nothing more, and loses nothing; one that joins later missed nothing
- * that was for it. */
+/* A ring that is full takes nothing more, and loses nothing. */
 static void test_full(void)
 {
-    struct tn_board *two[2], *late;
+    struct tn_board *two[2];
     uint32_t said = 0, heard = 0, rank, length, value;
     open_two(two);
-    while (tn_board_post(two[0], 2, &said, sizeof(said)) == TN_OK)
+    while (say(two[0], 2, &said, sizeof(said)) == TN_OK)
         said++;
     CHECK(said > 64 && said < 4096);
     for (int i = 0; i < 500; i++) {
         CHECK(tn_board_take(two[1], &rank, &value, &length) == TN_OK && value == heard++);
-        CHECK(tn_board_post(two[0], 2, &said, sizeof(said)) == TN_OK);
+        CHECK(say(two[0], 2, &said, sizeof(said)) == TN_OK);
         said++;
-        CHECK(tn_board_post(two[0], 2, &said, sizeof(said)) == TN_AGAIN);
+        CHECK(say(two[0], 2, &said, sizeof(said)) == TN_AGAIN);
     }
-    late = open_board(1, 2);
-    CHECK(tn_board_attach(late, 0, shown[0]) == TN_OK);
-    expect_nothing(late);
-    tn_board_close(late);
     close_two(two);
 }
 
-/* The first two words are how much was said, and whether the owner sleeps. */
+/* Who does not read keeps nobody else from hearing. */
+static void test_one_does_not_read(void)
+{
+    struct tn_board *three[3];
+    uint64_t missed = 0;
+    uint32_t rank, length, value;
+    make_memory();
+    for (uint32_t i = 0; i < 3; i++)
+        three[i] = open_board(i, 3);
+    for (uint32_t i = 0; i < 9; i++)
+        if (i / 3 != i % 3)
+            CHECK(tn_board_attach(three[i / 3], i % 3, shown[i % 3]) == TN_OK);
+    for (uint32_t i = 0; i < 1000; i++) {
+        CHECK(tn_board_post(three[0], 6, &i, sizeof(i), &missed) == TN_OK);
+        CHECK(tn_board_take(three[1], &rank, &value, &length) == TN_OK && value == i);
+        CHECK(missed == 0 || missed == 4);
+    }
+    CHECK(missed == 4);
+    for (uint32_t i = 0; i < 64; i++)
+        CHECK(tn_board_take(three[2], &rank, &value, &length) == TN_OK && value == i);
+    for (uint32_t i = 0; i < 3; i++)
+        tn_board_close(three[i]);
+    free_memory();
+}
+
+/* After a line of the cache there is how much was said to each rank, then how much of whose was
+ * read, then what was said. */
 static void test_hostile(void)
 {
     struct tn_board *two[2];
     char bytes[TN_BOARD_MESSAGE];
     uint32_t rank, length;
     open_two(two);
-    CHECK(tn_board_post(two[0], 2, "x", 1) == TN_OK);
-    memset((char *)owned[0] + 64, 0xff, TN_BOARD_BYTES - 64); /* lengths, and how far it has read */
+    CHECK(say(two[0], 2, "x", 1) == TN_OK);
+    memset((char *)owned[0] + 64 + 4 * TN_BOARD_RANKS, 0xff, BYTES - 64 - 4 * TN_BOARD_RANKS);
     CHECK(tn_board_take(two[1], &rank, bytes, &length) == TN_OK && length == TN_BOARD_MESSAGE);
-    *(uint32_t *)owned[0] += 100000;
+    ((uint32_t *)owned[0])[16 + 1] += 100000;
     CHECK(tn_board_wait(two[1], SECOND) == TN_OK);
     CHECK(tn_board_take(two[1], &rank, bytes, &length) == TN_INVALID && rank == 0);
     expect_nothing(two[1]);
+    CHECK(say(two[1], 1, "y", 1) == TN_AGAIN);
     close_two(two);
 }
 
@@ -153,18 +185,18 @@ static void test_hostile(void)
 static void play(uint32_t rank)
 {
     struct tn_board *board = open_board(rank, RANKS);
-    atomic_fetch_add((_Atomic uint32_t *)((char *)owned[0] + TN_BOARD_BYTES - 64), 1);
-    while (atomic_load((_Atomic uint32_t *)((char *)owned[0] + TN_BOARD_BYTES - 64)) < RANKS)
+    atomic_fetch_add((_Atomic uint32_t *)((char *)owned[0] + BYTES - 64), 1);
+    while (atomic_load((_Atomic uint32_t *)((char *)owned[0] + BYTES - 64)) < RANKS)
         usleep(100);
     for (uint32_t peer = 0; peer < RANKS; peer++)
         if (peer != rank)
             CHECK(tn_board_attach(board, peer, shown[peer]) == TN_OK);
-    atomic_fetch_add((_Atomic uint32_t *)((char *)owned[0] + TN_BOARD_BYTES - 64), 1);
-    while (atomic_load((_Atomic uint32_t *)((char *)owned[0] + TN_BOARD_BYTES - 64)) < 2 * RANKS)
+    atomic_fetch_add((_Atomic uint32_t *)((char *)owned[0] + BYTES - 64), 1);
+    while (atomic_load((_Atomic uint32_t *)((char *)owned[0] + BYTES - 64)) < 2 * RANKS)
         usleep(100);
     uint32_t next[RANKS] = {0}, behind = 0, from, length, value[TN_BOARD_MESSAGE / 4];
     for (uint32_t turn = 0; turn < TURNS; turn++) {
-        CHECK(tn_board_post(board, (1u << RANKS) - 1 - (1u << rank), &turn, 4) == TN_OK);
+        CHECK(say(board, (1u << RANKS) - 1 - (1u << rank), &turn, 4) == TN_OK);
         for (behind = RANKS - 1; behind;) {
             int status = tn_board_take(board, &from, value, &length);
             if (status == TN_AGAIN) {
@@ -186,6 +218,7 @@ static void test_processes(void)
     pid_t children[RANKS];
     int status;
     make_memory();
+    CHECK(tn_board_bytes(RANKS) <= BYTES - 64);
     for (uint32_t rank = 0; rank < RANKS; rank++)
         if ((children[rank] = fork()) == 0) {
             play(rank);
@@ -201,6 +234,7 @@ int main(void)
     test_what_is_said_is_heard();
     test_bad_arguments();
     test_full();
+    test_one_does_not_read();
     test_hostile();
     test_processes();
     return 0;

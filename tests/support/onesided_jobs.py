@@ -84,7 +84,7 @@ def boards(group):
             calls += sends
         begun = [carrier.begin([call], None, 30.0) for call in calls]
         told = encode(Message(What.TOLD, carrier._post.done))
-        full = not carrier._post.board.post([1], told)
+        full = carrier._post.board.post([1], told) == [1]
     else:
         time.sleep(1.0)  # and nobody listens
         for into in got:

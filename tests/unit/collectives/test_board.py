@@ -8,18 +8,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-from transport.collectives.onesided.board import MOST_RANKS, SHEET_BYTES, Board
+from transport.collectives.onesided.board import MOST_RANKS, Board, sheet_bytes
 from transport.errors import InvalidUse, PeerError
 from transport.ffi import ffi
 
 RANKS = 3
+SIZE = sheet_bytes(RANKS)
 
 
 class Seats:
     """Three boards that see each other. The sheets are theirs."""
 
     def __init__(self):
-        self.sheets = [mmap.mmap(-1, SHEET_BYTES) for _ in range(RANKS)]
+        self.sheets = [mmap.mmap(-1, SIZE) for _ in range(RANKS)]
         self._held = [ffi.from_buffer(sheet) for sheet in self.sheets]
         at = [int(ffi.cast("uintptr_t", each)) for each in self._held]
         self.boards = [Board(address, rank, RANKS) for rank, address in enumerate(at)]
@@ -39,9 +40,9 @@ def seats():
 
 def test_each_hears_what_is_for_it(seats):
     first, second, third = seats.boards
-    assert first.post([1, 2], b"to both")
-    assert first.post([2], b"to the third")
-    assert third.post([1], b"")
+    assert first.post([1, 2], b"to both") == []
+    assert first.post([2], b"to the third") == []
+    assert third.post([1], b"") == []
     assert sorted([second.take(), second.take()]) == [(0, b"to both"), (2, b"")]
     assert second.take() is None
     assert [third.take(), third.take()] == [(0, b"to both"), (0, b"to the third")]
@@ -52,23 +53,23 @@ def test_each_hears_what_is_for_it(seats):
 def test_nothing_is_lost_where_there_is_no_room(seats):
     first, second, third = seats.boards
     said = 0
-    while first.post([1], said.to_bytes(4, "little")):
+    while not first.post([1], said.to_bytes(4, "little")):
         said += 1
     assert said > 64
+    assert first.post([1, 2], b"") == [1], "the third has room"
+    assert third.take() == (0, b"")
     assert [int.from_bytes(second.take()[1], "little") for _ in range(said)] == list(range(said))
-    assert not first.post([1], b""), "the third has not looked yet"
-    assert third.take() is None
-    assert first.post([1], b"")
+    assert first.post([1], b"") == []
 
 
 def test_sheets_that_cannot_be(seats):
     first, second, _ = seats.boards
     first.post([1], b"x")
-    seats.sheets[0][64:] = b"\xff" * (SHEET_BYTES - 64)
+    seats.sheets[0][320:] = b"\xff" * (SIZE - 320)  # what it has read, and what was said
     rank, payload = second.take()
     assert rank == 0
     assert len(payload) == 1008
-    seats.sheets[0][:4] = b"\xff" * 4
+    seats.sheets[0][64:72] = b"\xff" * 8  # how much was said to each
     with pytest.raises(PeerError, match="rank 0"):
         second.take()
     assert second.take() is None

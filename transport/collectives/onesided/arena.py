@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from transport.collectives.onesided.board import SHEET_BYTES
+from transport.collectives.onesided.board import sheet_bytes
 from transport.errors import PeerError, TransportError
 
 if TYPE_CHECKING:
@@ -60,15 +60,15 @@ class Ring:
 class Arena:
     """This rank's own."""
 
-    def __init__(self, engine: Engine, size: int) -> None:
-        self._memory: Any = engine.empty(SHEET_BYTES + size, torch.uint8, access="read")
-        self._memory[:SHEET_BYTES].zero_()
+    def __init__(self, engine: Engine, size: int, ranks: int) -> None:
+        self._sheet_bytes = sheet_bytes(ranks)
+        self._memory: Any = engine.empty(self._sheet_bytes + size, torch.uint8, access="read")
         self._region = engine.register(self._memory, access="read")
         self.ring = Ring(size)
 
     @property
     def sheet(self) -> int:
-        """The address of SHEET_BYTES."""
+        """The address of the sheet."""
         return int(self._memory.data_ptr())
 
     def take(self, number: int, nbytes: int) -> tuple[int, Any] | None:
@@ -76,7 +76,7 @@ class Arena:
         found = self.ring.take(number, nbytes)
         if found is None:
             return None
-        at = SHEET_BYTES + found
+        at = self._sheet_bytes + found
         return at, self._memory[at : at + nbytes]
 
     @property
@@ -97,10 +97,9 @@ class Window:
             warnings.simplefilter("ignore", UserWarning)  # it cannot be written to, nor is it
             self._memory: Any = torch.from_numpy(self._mapping.numpy())
 
-    @property
-    def sheet(self) -> int:
-        """The address of the peer's SHEET_BYTES. Raises PeerError where there are fewer."""
-        return int(self.bytes(0, SHEET_BYTES).data_ptr())
+    def sheet(self, ranks: int) -> int:
+        """The address of the peer's sheet. Raises PeerError where there is no room for one."""
+        return int(self.bytes(0, sheet_bytes(ranks)).data_ptr())
 
     def bytes(self, at: int, size: int) -> Any:
         """A tensor of those very bytes. Raises PeerError for what is outside."""

@@ -103,7 +103,7 @@ class Post:
         """Makes this rank's arena and shows it to all; once, when the first call begins."""
         if self._arena is not None or self.size == 1:
             return
-        self._arena = Arena(self.engine, ARENA_BYTES)
+        self._arena = Arena(self.engine, ARENA_BYTES, min(self.size, MOST_RANKS))
         if self._group.one_machine and self.size <= MOST_RANKS:
             self.board = Board(self._arena.sheet, self.rank, self.size)
         native, keys, offset = handle_of(self._arena.remote)
@@ -174,8 +174,9 @@ class Post:
         for rank in ranks:
             self._told[rank] = message.done
         near = [rank for rank in ranks if rank in self._reached]
-        if near and self.board is not None and self.board.post(near, payload):
-            ranks = [rank for rank in ranks if rank not in self._reached]
+        if near and self.board is not None:
+            missed = self.board.post(near, payload)
+            ranks = [*missed, *(rank for rank in ranks if rank not in self._reached)]
         for rank in ranks:
             self._send(rank, payload)
 
@@ -198,7 +199,7 @@ class Post:
             found = self._windows[rank] = window(self.engine, remote, _MAP_TIMEOUT)
             if found is not None:
                 if self.board is not None:
-                    self.board.attach(rank, found.sheet)
+                    self.board.attach(rank, found.sheet(self.size))
                 self.say(rank, Message(What.MAPPED, self.done))
             self._reach(rank)
         elif message.what is What.MAPPED:
