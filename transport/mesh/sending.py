@@ -110,9 +110,14 @@ class Sending(Closing):
 
     # ---------------------------------------------------------------------------------------- room
     def _fill_room(self) -> bool:
-        """Begins to write them to a room, where the receiver offers one for so much."""
+        """Begins to write them to a room, where the receiver offers one for so much, and where they
+        would be copied here otherwise."""
+        from transport.mesh.tensors import here
+
         offers = self._context.offers
         if offers is None or any(it.device != "cpu" for it in self._large):
+            return False
+        if not any(self._is_copied(here(), it) for it in self._large):
             return False
         *places, self.large = room_places(it.thing.nbytes for it in self._large)
         offer = offers.take(self.large)

@@ -355,6 +355,20 @@ def test_a_value_whose_link_ended_after_it_came_is_there():
 
 
 @pytest.mark.usefixtures("_small")
+def test_what_is_read_where_it_lies_uses_no_room():
+    with Sent(8 * KIB) as sent:
+        pooled = tensors.here().engine.empty(2 * KIB, torch.float32, access="read")
+        payload = sent.encode(pooled.zero_())
+        assert (payload.room, payload.large) == (0, 0)
+        payload.release()
+        payload = sent.encode([pooled, torch.ones(KIB // 4)])  # of which one would be copied
+        assert (payload.room, payload.large) == (0, 9 * KIB)
+        payload.release()
+    with Sent(8 * KIB) as sent:
+        assert sent.encode(pooled, copy=True).room == 1
+
+
+@pytest.mark.usefixtures("_small")
 def test_values_that_do_not_fit_use_no_room():
     with Sent(8 * KIB) as sent:
         for size in (KIB, 16 * KIB):
