@@ -6,6 +6,8 @@ import os
 import signal
 
 import pytest
+from patience import until
+from possessions import descriptors, uncollected
 from states import grid, local
 from trainer_child import Publisher, blank, full, versions_in
 
@@ -103,6 +105,7 @@ def test_a_writer_that_is_killed_at_any_moment(processes, tmp_path):
     with (
         Engine(name="reader") as engine,
         weights.subscribe(engine, "w", into, listen) as subscription,
+        uncollected(),
     ):
         subscription.fetch()
         for version in range(1, 7):
@@ -118,6 +121,9 @@ def test_a_writer_that_is_killed_at_any_moment(processes, tmp_path):
                     writer.answer()
                 else:
                     writers[rank] = start(rank, version)
+        # This process has a page of each writer that it reads from, and one for it; of no dead one.
+        pages = "/memfd:transport-hazards (deleted)"
+        until(lambda: descriptors()[pages] <= 2 * len(writers), descriptors)
 
 
 def test_readers_that_die_while_they_read_hold_nobody_up(processes):

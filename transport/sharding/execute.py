@@ -180,6 +180,7 @@ class Execution(Closing):
             return
         self._closed = True
         self.cancel()
+        self._run = None  # which has this: a peer that is lost must not wait for the collector
         close_all(self._parcels, self._spare)
         if self._stage is not None:
             self._stage.close()

@@ -128,7 +128,7 @@ def _ask(
         parts = card.offer(data).parts
         return Answer(address, [_source(address, record, part) for part in parts], None)
     except TransportError as error:
-        return Answer(address, [], error)
+        return Answer(address, [], error.with_traceback(None))
 
 
 def _source(address: str, record: PeerRecord, part: card.Part) -> Source:

@@ -132,17 +132,20 @@ class Subscription(Handle):
             except (VersionGone, DeadlineExceeded):
                 raise
             except VersionMoved as error:
-                why = error
+                why = error.with_traceback(None)  # it would hold this frame, and that it
             except NotYetError as error:
                 # Having had no time to ask tells less than what was before.
                 why = why if why and self._group.late else error.why
                 self._drop_pull()
             except _LATER as error:
-                why = error
+                why = error.with_traceback(None)
                 self._drop_pull()
             clock.pause(pause)
             if clock.passed:
-                raise why
+                try:
+                    raise why
+                finally:
+                    del why
             pause = min(2 * pause, _PAUSES[1])
 
     def close(self) -> None:
