@@ -15,8 +15,9 @@ from cffi import FFI
 
 # Later rooms use earlier rooms' types. A room without a cdef is not bound yet.
 ROOMS = [
-    "base", "memory", "engine", "shm", "verbs", "gpu", "gpu_ipc", "staged", "device", "nccl", "board",
-]  # fmt: skip
+    *("base", "memory", "engine", "shm", "verbs"),
+    *("gpu", "gpu_ipc", "staged", "device", "nccl", "board"),
+]
 
 # Built by native/Makefile only: doubles of foreign libraries, test programs, fuzz targets.
 NOT_SHIPPED = {"fakes", "tests", "fuzz", "bench"}
