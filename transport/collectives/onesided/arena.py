@@ -108,6 +108,8 @@ class Window:
         return self._memory[at : at + size]
 
     def close(self) -> None:
+        """No byte of it is looked at any more: what is mapped goes, whoever holds this."""
+        self._memory = torch.empty(0, dtype=torch.uint8)
         self._mapping.close()
 
 

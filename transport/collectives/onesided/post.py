@@ -60,6 +60,7 @@ class Post:
         self._windows: dict[int, Window | None] = {}
         self._mapped: set[int] = set()  # ranks that look into this one's arena
         self.board: Board | None = None
+        self._closed = False
         self._reached: set[int] = set()  # ranks that hear what is said there
         self._came: set[int] = set()  # that have said something on theirs
         self._scratch: list[Any] = []
@@ -194,7 +195,7 @@ class Post:
         self._done[rank] = max(self._done[rank], message.done)
         if self._arena is not None:
             self._arena.ring.give_back(self._slowest())
-        if message.what is What.HELLO and rank not in self._windows:
+        if message.what is What.HELLO and rank not in self._windows and not self._closed:
             remote = message.region(self._group.peers[rank].door)
             found = self._windows[rank] = window(self.engine, remote, _MAP_TIMEOUT)
             if found is not None:
@@ -278,6 +279,7 @@ class Post:
 
     def close(self) -> None:
         """While nobody waits for the board."""
+        self._closed = True
         if self.board is not None:
             self.board.close()
             self.board = None
