@@ -27,10 +27,14 @@ TransportError                  .retryable
 
 from __future__ import annotations
 
+import copy
 import enum
 import errno as _errno
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class Status(enum.IntEnum):
@@ -72,6 +76,14 @@ class TransportError(Exception):
     def retryable(self) -> bool:
         """Whether the same call may succeed later, with nothing else changed."""
         return self._retryable
+
+    def again(self) -> Self:
+        """The same error as another object, without its traceback and live objects: for one that is
+        kept and may be raised more than once. A traceback holds the frames of whoever was told, and
+        those who keeps the error: what else they have would wait for the garbage collector."""
+        made = copy.copy(self)
+        made.__cause__ = self.__cause__
+        return made
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = {name: _plain(value) for name, value in self.__dict__.items()}

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import subprocess
-import sys
-from typing import TYPE_CHECKING
-
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from two_hosts import LINK, ip, job, two_hosts
 
 PATIENCE = 240.0
-NEAR, FAR = "10.77.3.1", "10.77.3.2"
 
 # In every process; the first one goes on after processes().
 PROGRAM = """
@@ -52,82 +43,19 @@ with transport.processes(on="ranks") as mesh:
 """
 
 
-def ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise OSError(f"ip {' '.join(words)}: {done.stderr.strip()}")
-
-
 @pytest.fixture
-def hosts() -> Iterator[tuple[str, str]]:
-    """Two of them, joined by a veth pair."""
-    names = f"mesh-near-{os.getpid()}", f"mesh-far-{os.getpid()}"
-    with contextlib.ExitStack() as stack:
-        for name in names:
-            try:
-                ip("netns", "add", name)
-            except OSError as error:
-                pytest.skip(f"netns: {error}")
-            stack.callback(ip, "netns", "del", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip(
-            "link",
-            "add",
-            "m0",
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "name",
-            "m0",
-            "netns",
-            names[1],
-        )
-        for name, address in zip(names, (NEAR, FAR)):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", "m0")
-            ip("-n", name, "link", "set", "m0", "up")
+def hosts():
+    with two_hosts() as names:
         yield names
 
 
-@contextlib.contextmanager
-def job(*hosts: str) -> Iterator[list[subprocess.Popen[str]]]:
-    """A process on each of these hosts, as a launcher starts them."""
-    common = {
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "TRANSPORT_SECRET": "0123456789abcdef of the tests",
-        "TRANSPORT_HEARTBEAT": "0.5",
-        "TRANSPORT_HEARTBEAT_TIMEOUT": "5",
-        "WORLD_SIZE": str(len(hosts)),
-        "MASTER_ADDR": NEAR,
-        "MASTER_PORT": "29517",
-    }
-    with contextlib.ExitStack() as stack:
-        started = []
-        for rank, host in enumerate(hosts):
-            process = subprocess.Popen(
-                ["ip", "netns", "exec", host, sys.executable, "-c", PROGRAM],
-                env={**os.environ, **common, "RANK": str(rank)},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            started.append(process)
-            stack.callback(process.communicate)
-            stack.callback(process.kill)
-        yield started
-
-
-def test_tensors_go_between_hosts_by_tcp_and_a_lost_host_loses_its_ranks_alone(
-    hosts: tuple[str, str],
-):
+def test_tensors_go_between_hosts_by_tcp_and_a_lost_host_loses_its_ranks_alone(hosts):
     near, far = hosts
-    with job(near, far, far) as started:
+    with job(PROGRAM, near, far, far) as started:
         said = [started[0].stdout.readline() for _ in range(3)]
         assert said[0].startswith("by tcp 2 "), (said, started[0].stderr.read())
         assert said[1:] == ["crashed: killed by SIGKILL\n", "replaced\n"]
-        ip("-n", near, "link", "set", "m0", "down")
+        ip("-n", near, "link", "set", LINK, "down")
         out, err = started[0].communicate("\n", timeout=PATIENCE)
         lost, alive = out.splitlines()
         assert lost.startswith(("lost: 1 is silent", "lost: 2 is silent")), err

@@ -174,7 +174,7 @@ class Ranker(Actor):
         point = current_rank()
         if size is not None and point.rank >= size:
             return None
-        with _carried_by(carrier):
+        with carried_by(carrier):
             self.comm = Communicator.join(
                 name,
                 point.rank,
@@ -258,7 +258,7 @@ class Uncollected(Ranker):
 
 
 @contextlib.contextmanager
-def _carried_by(carrier):
+def carried_by(carrier):
     """A group that is made meanwhile has its CPU tensors carried by this one, if it is named."""
     with tempfile.NamedTemporaryFile() as file:
         if carrier:

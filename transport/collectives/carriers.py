@@ -68,7 +68,7 @@ class Carriers:
             return found
         with self._lock:
             if self._error is not None:
-                raise self._error
+                raise self._error.again()
             found = self._made.get(name)
             if found is None:
                 found = self._made[name] = self._make(maker(name), deadline)
@@ -92,7 +92,7 @@ class Carriers:
         threading.Thread(target=run, name="transport-carrier", daemon=True).start()
         while not made.wait(_LOOK):
             if self._error is not None:
-                raise self._error
+                raise self._error.again()
         if isinstance(outcome[0], BaseException):
             raise outcome[0]
         carrier: Carrier = outcome[0]

@@ -81,7 +81,7 @@ class GlooCarrier:
     def begin(self, calls: Sequence[Call], stream: Any, deadline: float) -> GlooWork:
         with self._lock:
             if self._error is not None:
-                raise self._error
+                raise self._error.again()
             if self._closed:
                 raise InvalidUse("this communicator is closed")
             work = GlooWork(self, deadline)
@@ -153,7 +153,7 @@ class GlooWork:
         finally:
             self._lock.release()
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         return True
 
     def wait_on(self, stream: Any) -> None:

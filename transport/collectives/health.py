@@ -67,7 +67,7 @@ class Health:
         with self._lock:
             if self.error is not None:
                 return False
-            self.error = error
+            self.error = error.again()
             self._failed.set()
         threading.Thread(
             target=self._on_failure, args=(error,), name="transport-abort", daemon=True

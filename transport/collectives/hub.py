@@ -267,7 +267,7 @@ class Mailbox(Closing):
         while True:
             with hub._lock:
                 if self._error is not None:
-                    raise self._error
+                    raise self._error.again()
                 if self._unread:
                     return self._unread.popleft()
                 left = until - time.monotonic()

@@ -68,7 +68,7 @@ class Operation:
         if not self._line.drive(self, limit):
             raise TimeoutError(f"the operation has not ended after {timeout} s; it goes on")
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         return self._result
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -199,7 +199,7 @@ class Operation:
         self._work = self._carrier.begin(self.calls, self._stream, left)
 
     def end(self, error: TransportError | None) -> None:
-        self._error = error
+        self._error = None if error is None else error.again()
         self._elapsed = time.monotonic() - self._begun
         if error is not None:
             self._result = None

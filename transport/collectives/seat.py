@@ -6,7 +6,6 @@ May import everything in the room but communicator and tolerant.
 from __future__ import annotations
 
 import contextlib
-import copy
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +84,7 @@ class Seat:
             if isinstance(error, (InvalidUse, Unavailable)):
                 raise
             known = self.health.wait_failed(_BLAME)
-            raise (copy.copy(known) if isinstance(known, RankLost) else error) from None
+            raise (known.again() if isinstance(known, RankLost) else error) from None
 
     def run(self, calls: Sequence[Call], result: Any, limit: float, stream: Any) -> Operation:
         """Raises what `check` raises, and InvalidUse where no carrier has such calls."""
@@ -98,7 +97,7 @@ class Seat:
         self.check_open()
         error = self.health.error
         if error is not None:
-            raise copy.copy(error)
+            raise error.again()
 
     def check_open(self) -> None:
         """Raises InvalidUse when it is closed, or another process's."""
@@ -165,7 +164,7 @@ class Seat:
         if known is None:
             self.health.fail(error)
             known = self.health.error or error
-        return copy.copy(known)
+        return known.again()
 
     def _late(self, operation: Operation) -> DeadlineExceeded:
         """Names who is behind, or is doing something else."""

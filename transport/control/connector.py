@@ -232,20 +232,19 @@ class Connector:
     def _claim(self, peer: messages.Identity, came_at: int) -> tuple[PeerRecord, Inbound]:
         if self._closing:
             raise Refused(messages.CLOSING, "this engine is being closed")
-        record = self._s.table.find(peer.incarnation)
-        verdict = judge(self._situation(peer, record, came_at))
-        if verdict is Verdict.DUPLICATE:
+        verdict = judge(self._situation(peer, came_at))
+        if verdict is Verdict.DUPLICATE:  # with no record in this frame, which what is raised holds
             raise Refused(messages.DUPLICATE, "another connection between these two is coming up")
+        record = self._s.table.find(peer.incarnation)
         if verdict is Verdict.REPLACE and record is not None:
             self._s.lose(record, Status.PEER_LOST, "the peer had lost the connection and made anew")
         record, _ = self._s.table.obtain(peer.incarnation, ())
         record.addresses = record.addresses or readable(peer.addresses)
         return record, self._take_over(record.contact, came_at)
 
-    def _situation(
-        self, peer: messages.Identity, record: PeerRecord | None, came_at: int
-    ) -> Situation:
+    def _situation(self, peer: messages.Identity, came_at: int) -> Situation:
         mine = self._s.party.identity.incarnation
+        record = self._s.table.find(peer.incarnation)
         if record is None:
             return Situation(mine, peer.incarnation, came_at)
         contact = record.contact

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
-import copy
 import enum
 import itertools
 import os
@@ -146,7 +145,7 @@ class PeerRecord:
         """Why it is lost, to be raised: another object each time, since a traceback holds frames,
         and these the record."""
         error = self.error or PeerLost("the peer is lost", peer=self.name)
-        return copy.copy(error)
+        return error.again()
 
 
 class Table:

@@ -197,7 +197,7 @@ class Future(Generic[T]):
     def _take(self) -> T:
         worked, outcome = self._resolved()
         if not worked:
-            raise _again(outcome)
+            raise outcome.again() if isinstance(outcome, TransportError) else outcome
         return outcome  # type: ignore[no-any-return]
 
     def _resolved(self) -> tuple[bool, Any]:
@@ -232,18 +232,6 @@ class Future(Generic[T]):
     def __repr__(self) -> str:
         state = "done" if self.done() else f"{self._missing} of {len(self._replies)} to come"
         return f"<Future: {state}>"
-
-
-def _again(error: Exception) -> Exception:
-    """One of ours to be raised: another object each time. A traceback holds the frames of whoever
-    asked, which have the future, and that the error: what else they have would wait with them for
-    the garbage collector."""
-    if not isinstance(error, TransportError):
-        return error
-    made = type(error).__new__(type(error), *error.args)
-    vars(made).update(vars(error))
-    made.__cause__ = error.__cause__
-    return made
 
 
 def _drop_all(replies: Iterable[Reply | None]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import copy
 import itertools
 import socket
 import threading
@@ -86,7 +85,7 @@ class Answered:
             context = payload.Context(member.name, room=self._room)
             return payload.decode(payload.Payload(self._body, self._answer.held), context)
         except PeerLost as error:
-            lost = copy.copy(error)  # without its transfer and its frames, which hold the peer
+            lost = error.again()  # without its transfer and its frames, which hold the peer
         except TransportError:
             raise
         except BaseException as error:  # what unpickling does is up to who made it

@@ -162,7 +162,7 @@ class NcclCarrier(Closing):
 
     def _check(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
 
     # ------------------------------------------------------------------------------------- the end
     def abort(self, error: TransportError) -> None:

@@ -57,7 +57,7 @@ class NcclWork:
             self._over.wait(min(nap, left))
             nap = min(nap * 2, _LONGEST)
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         return True
 
     def wait_on(self, stream: Any) -> None:
@@ -67,7 +67,7 @@ class NcclWork:
             if self._mark is not None:
                 self._mark.wait_on(handle)
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
 
     def look(self) -> bool:
         """Whether it is over; asks the driver."""

@@ -97,7 +97,7 @@ class OneSided:
 
     def abort(self, error: TransportError) -> None:
         """See Carrier."""
-        self._broken = self._broken or error
+        self._break(error)
         if self._state.acquire(timeout=_SLICE):  # else whoever has it is about to look
             try:
                 self._advance()
@@ -156,7 +156,7 @@ class OneSided:
         try:
             self._listen(slice_)
         except TransportError as error:  # the mailbox has ended
-            self._broken = self._broken or error
+            self._break(error)
         with self._state:
             self._advance()
 
@@ -183,7 +183,7 @@ class OneSided:
             while (found := self._post.overhear()) is not None:
                 self._hear_from(*found)
         except PeerError as error:
-            self._broken = self._broken or error
+            self._break(error)
 
     def _moving(self) -> Transfer | None:
         with self._state:
@@ -282,8 +282,8 @@ class OneSided:
                 self._ended.notify_all()
 
     def _break(self, error: TransportError) -> None:
-        """The first error counts."""
-        self._broken = self._broken or error
+        """The first error counts. Kept without its frames, which look into memory of peers."""
+        self._broken = self._broken or error.again()
 
     def _finish_what_came(self) -> None:
         """A rank may leave after its last call: what it said before that still counts."""
@@ -317,8 +317,8 @@ class OneSided:
         """Ends it here, and lets the others know."""
         if isinstance(error, PeerLost) and not isinstance(error, RankLost):
             error = self._post.whose(error)
-            self._broken = self._broken or error
-        task.stop(error)
+            self._break(error)
+        task.stop(error.again())
         self._post.failed(task.key, error)
 
     # ------------------------------------------------------------------------------- what peers say
@@ -338,7 +338,7 @@ class OneSided:
             pass  # the hub tells
         except TransportError as error:
             text = f"rank {rank} broke the protocol of collectives: {error}"
-            self._broken = self._broken or PeerError(text, peer=self._post.name_of(rank))
+            self._break(PeerError(text, peer=self._post.name_of(rank)))
 
     def _route(self, rank: int, message: Message) -> None:
         key = Key(message.lane, message.number)
@@ -395,7 +395,7 @@ class Begun:
             return False
         for task in self._tasks:
             if task.error is not None:
-                raise task.error
+                raise task.error.again()
         return True
 
     def wait_on(self, stream: Any) -> None:
