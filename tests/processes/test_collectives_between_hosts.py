@@ -10,8 +10,8 @@ pytestmark = pytest.mark.slow
 
 PATIENCE = 240.0
 
-# In every process. The sizes: in a message, read from where it lies, and in two chunks of a broadcast
-# down a tree.
+# In every process. The sizes: in a message, read from where it lies, and in two chunks of a
+# broadcast down a tree.
 PROGRAM = """
 import os, sys, time, torch, collective_actors as actors
 from transport import Communicator

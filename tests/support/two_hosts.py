@@ -50,6 +50,7 @@ def job(program: str, *hosts: str) -> Iterator[list[subprocess.Popen[str]]]:
     common = {
         "PYTHONPATH": os.pathsep.join(sys.path),
         "TRANSPORT_SECRET": "0123456789abcdef of the tests",
+        "TRANSPORT_LIVENESS": "5",
         "TRANSPORT_HEARTBEAT": "0.5",
         "TRANSPORT_HEARTBEAT_TIMEOUT": "5",
         "WORLD_SIZE": str(len(hosts)),
