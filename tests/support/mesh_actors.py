@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 from transport import Actor, InvalidUse, Settings, current_rank, endpoint, local, this_proc
@@ -167,6 +168,18 @@ class Meeting(Actor):
     @endpoint
     async def cancel(self):
         raise asyncio.CancelledError
+
+    @endpoint
+    async def block(self, seconds):
+        """The loop: what comes meanwhile begins together."""
+        time.sleep(seconds)
+
+    @endpoint
+    async def cancel_all(self):
+        """Those of the library, too."""
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            if "_perform" in repr(task.get_coro()):
+                task.cancel()
 
     @endpoint
     def interrupt(self):

@@ -271,27 +271,36 @@ class Stage:
     def _begin_async(self, job: Job) -> None:
         assert self._loop is not None
         if self._is_async(job):
-            self._begin(self._perform_async(job))
+            task = self._begin(self._perform_async(job))
+            # Not a `finally` of the task: one that is cancelled before its first step runs none.
+            task.add_done_callback(functools.partial(self._performed, job))
         else:
             self._loop.call_soon(self._perform, job)
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         assert self._loop is not None
         task = self._loop.create_task(work)
         self._tasks.add(task)  # the loop alone would not keep it
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _performed(self, job: Job, task: asyncio.Task[None]) -> None:
+        if id(job) in self._taken:  # it was cancelled before it began
+            if self._ended.is_set():
+                return  # the end of the actor answers it
+            del self._taken[id(job)]
+            self._failed(job, self._cancelled(job))
+        self._server.rooms.done(job.link, job.message)
+
+    def _cancelled(self, job: Job) -> Exception:
+        words = f"{self._spawn.name}.{job.message.method} was cancelled before it began"
+        return InvalidUse(f"{words}: the actor cancels tasks that it has not made")
 
     def _is_async(self, job: Job) -> bool:
         found = self._endpoints.get(job.message.method)
         return found is not None and found.is_async
 
     async def _perform_async(self, job: Job) -> None:
-        try:
-            await self._await_endpoint(job)
-        finally:
-            self._server.rooms.done(job.link, job.message)
-
-    async def _await_endpoint(self, job: Job) -> None:
         try:
             method, arguments, keywords = self._prepare(job)
             result = await method(self._instance, *arguments, **keywords)
