@@ -7,12 +7,12 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("tensordict")
 
-import torch  # noqa: E402
-from tensordict import TensorDict, TensorDictBase, tensorclass  # noqa: E402
+import torch
+from tensordict import TensorDict, TensorDictBase, tensorclass
 
-import transport  # noqa: E402
-from transport import Actor, endpoint  # noqa: E402
-from transport.mesh import payload  # noqa: E402
+import transport
+from transport import Actor, endpoint
+from transport.mesh import payload
 
 LARGE = 1 << 20  # elements, far above what is sent within a message
 

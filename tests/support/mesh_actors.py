@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 from transport import Actor, InvalidUse, Settings, current_rank, endpoint, local, this_proc
@@ -172,7 +171,7 @@ class Meeting(Actor):
     @endpoint
     async def block(self, seconds):
         """The loop: what comes meanwhile begins together."""
-        time.sleep(seconds)
+        threading.Event().wait(seconds)
 
     @endpoint
     async def cancel_all(self):
