@@ -10,6 +10,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from transport import (
     current_rank,
     endpoint,
 )
-from transport.collectives import table
+from transport.collectives import hub, table
 from transport.collectives.card import Rule
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -245,8 +246,10 @@ class Ranker(Actor):
 
     @endpoint
     def held(self):
-        """This process, and its descriptors and threads by kind."""
-        return os.getpid(), possessions.held()
+        """This process, and its descriptors, threads and bytes of the pool by kind."""
+        pool = hub.here().engine._core.pool
+        pool.drain()
+        return os.getpid(), possessions.held() + Counter({"bytes of the pool": pool.used_bytes})
 
 
 class Uncollected(Ranker):
@@ -442,6 +445,4 @@ def leave(comm, leaver):
 
 def listening(comm):
     """Where the engine for communicators of this process is found."""
-    from transport.collectives import hub
-
     return hub.here().engine.addresses[0]

@@ -52,6 +52,18 @@ def test_every_error_survives_pickling(kind):
     assert vars(copy) == vars(error)
 
 
+@pytest.mark.parametrize("kind", ALL)
+def test_one_that_is_kept_holds_no_frames_when_it_is_raised(kind):
+    kept = kind("what happened")
+    kept.__cause__ = KeyError("why")
+    for _ in range(2):
+        with pytest.raises(kind, match="what happened") as raised:
+            raise kept.again()
+        assert vars(raised.value) == vars(kept)
+        assert raised.value.__cause__ is kept.__cause__
+    assert kept.__traceback__ is None
+
+
 def test_attributes_survive_pickling_and_live_objects_become_their_names():
     error = e.PeerLost("gone", peer="trainer-3", transfer=object(), op="read")
     copy = pickle.loads(pickle.dumps(error))
