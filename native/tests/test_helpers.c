@@ -36,8 +36,8 @@ static int threads(void)
     return count;
 }
 
-/* A new thread has no name yet, and one that was joined may be seen for a moment: so nothing is counted from what
- * is seen at the start of a test. */
+/* A new thread has no name yet, and one that was joined may be seen for a moment: so nothing is
+ * counted from what is seen at the start of a test. */
 static void expect_threads(int expected)
 {
     for (int i = 0; i < 10000 && threads() != expected; i++)
