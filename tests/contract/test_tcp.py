@@ -82,7 +82,7 @@ class TestStreams:
     """Large transfers are spread over several sockets, whichever side begins them."""
 
     way = TestTcp.way
-    fresh, own = TestTcp.fresh, TestTcp.own
+    spare, fresh, own = TestTcp.spare, TestTcp.fresh, TestTcp.own
 
     @pytest.mark.parametrize("far_begins", [False, True], ids=["near", "far"])
     def test_they_open_when_a_large_transfer_needs_them(self, own, fresh, far_begins):
@@ -132,7 +132,7 @@ class TestSharing:
     """No peer starves or stops another one."""
 
     way = TestTcp.way
-    fresh, own = TestTcp.fresh, TestTcp.own
+    spare, fresh, own = TestTcp.spare, TestTcp.fresh, TestTcp.own
 
     def test_a_large_transfer_lets_small_ones_to_another_peer_through(self, own, fresh):
         large, small = fresh(), fresh()

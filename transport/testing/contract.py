@@ -85,6 +85,15 @@ class FarSide(PeerProcess):
         content: bytes = self.call("content", name)
         return content
 
+    def rest(self) -> bool:
+        """Closes its engine, or the process where it cannot open another; whether it can."""
+        if self.process.poll() is not None or self.owed:
+            self.close()
+            return False
+        self.go_on()
+        self.call("close")
+        return True
+
 
 class Contract(
     AtomicRules, BlockRules, DataRules, PreparedRules, RefusalRules, WaitingRules, EndRules
@@ -107,13 +116,30 @@ class Contract(
         with FarSide(cls.way) as process:
             yield process
 
+    @pytest.fixture(scope="class")
+    @classmethod
+    def spare(cls) -> Iterator[list[FarSide]]:
+        """Far processes that tests left alive: to start one takes longer than most rules."""
+        with contextlib.ExitStack() as stack:
+            idle: list[FarSide] = []
+            yield idle
+            for process in idle:
+                stack.push(process)
+
     @pytest.fixture
-    def fresh(self) -> Iterator[Callable[..., FarSide]]:
-        """Makes far processes that a test may stop and kill."""
+    def fresh(self, spare: list[FarSide]) -> Iterator[Callable[..., FarSide]]:
+        """Makes far sides, each with a new engine, that a test may stop and kill."""
         with contextlib.ExitStack() as stack:
 
+            def retire(process: FarSide) -> None:
+                if process.rest():
+                    spare.append(process)
+
             def make(**options: Any) -> FarSide:
-                return stack.enter_context(FarSide(self.way, **options))
+                process = spare.pop() if spare else FarSide(self.way)
+                stack.callback(retire, process)
+                process.reopen(**options)
+                return process
 
             yield make
 

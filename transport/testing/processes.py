@@ -38,6 +38,8 @@ class PeerProcess(Closing):
                 stdin=subprocess.DEVNULL,
             )
             self._connection: Connection[Any, Any] = Connection(ours.detach())
+        self.owed = 0
+        """Answers that nobody has taken yet."""
 
     @property
     def pid(self) -> int:
@@ -50,12 +52,14 @@ class PeerProcess(Closing):
 
     def begin(self, method: str, *arguments: Any, **keywords: Any) -> None:
         self._connection.send((method, arguments, keywords))
+        self.owed += 1
 
     def answer(self, timeout: float = _PATIENCE) -> Any:
         if not self._connection.poll(timeout):
             self._signal(signal.SIGUSR1)  # it writes its stacks to its standard error
             raise TimeoutError(f"process {self.pid} did not answer within {timeout:g} s")
         worked, value = self._connection.recv()
+        self.owed -= 1
         if not worked:
             raise value
         return value
