@@ -51,8 +51,8 @@ def test_peers_die_and_freeze_at_random_moments(steady):
             death = signal.SIGSTOP if number % 4 == 3 else signal.SIGKILL
             took[death].append(_round(engine, steady, rng, number, death))
             before = before or _possessions()
-        # A busy machine makes one of them late.
-        assert statistics.median(took[signal.SIGKILL]) < 1.0, took
+        # Heard of, not found out by silence. A busy machine makes one of them late.
+        assert statistics.median(took[signal.SIGKILL]) < LIVENESS, took
         assert min(took[signal.SIGSTOP]) < 2 * LIVENESS + 1, took
         end = time.monotonic() + WAIT
         while _possessions() > before:

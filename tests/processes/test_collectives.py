@@ -106,7 +106,7 @@ def test_one_thread_shrinks_it(five):
     some = group(five, 3)
     for refused, total, later, took in some.run.call("shrink_at_once").get().values():
         assert (refused, total, later) == ("InvalidUse", 3.0, ["InvalidUse"] * 2)
-        assert took < 5
+        assert took < 20
     some.close.call().get()
 
 

@@ -27,7 +27,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     os.environ["RAY_STACKS"] = str(tmp_path_factory.mktemp("stacks"))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray's own is 15: beside a busy neighbour a worker then gets a thirtieth of a core, and imports torch for minutes.
+    # Ray's own is 15: beside a busy neighbour a worker gets a thirtieth of a core, and imports
+    # torch for minutes.
     os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
