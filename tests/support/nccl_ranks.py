@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 60.0
 PLATFORM = os.environ.get("TN_GPU_DOUBLE", "cuda")
+VISIBLE = "CUDA_VISIBLE_DEVICES" if PLATFORM == "cuda" else "HIP_VISIBLE_DEVICES"
+_DEVICES = 8  # that a double can have
 
 
 class Nccl:
@@ -105,7 +107,8 @@ def _serve(pipe: Any, folder: str, environment: dict[str, str]) -> None:
 
 
 class Ranks:
-    """So many processes. A test tells all, or some, what to do."""
+    """So many processes, each with a GPU of its own while there are some. A test tells all, or
+    some, what to do."""
 
     _names = itertools.count()
 
@@ -114,11 +117,12 @@ class Ranks:
         # Forked from a process that has torch and nothing of a GPU: importing it takes seconds.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch"])
-        environment = {**os.environ, "FAKENCCL": "", **environment}
+        common = {**os.environ, "FAKENCCL": "", "FAKEGPU": f"devices={_DEVICES}"}
         self.pipes, self.processes = [], []
-        for _ in range(count):
+        for rank in range(count):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, self._folder.name, environment))
+            own = {**common, VISIBLE: str(rank % _DEVICES), **environment}
+            process = context.Process(target=_serve, args=(theirs, self._folder.name, own))
             process.start()
             theirs.close()
             self.pipes.append(ours)

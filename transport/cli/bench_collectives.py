@@ -87,7 +87,7 @@ def _kinds(context: click.Context, parameter: click.Parameter, text: str) -> tup
 @click.option("--place", type=click.Choice(["out", "in", "both"]), default="both",
               show_default=True, help="Out of place, in place.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-              help="cuda: a GPU for each rank, by NCCL.")  # fmt: skip
+              help="cuda: a GPU for each rank.")  # fmt: skip
 @click.option("--iters", "rounds", type=click.IntRange(1), default=40, show_default=True,
               help="Timed rounds; from 16 MiB on a tenth of them, at least 5.")  # fmt: skip
 @click.option("--save", callback=creatable, metavar="FILE",
@@ -159,7 +159,9 @@ def _ranks(ranks: int, device: str) -> Generator[list[Child], None, None]:
         children = [
             stack.enter_context(Child(rank_child, rank, ranks, device)) for rank in range(ranks)
         ]
-        names, store = (["nccl"], None) if device == "cuda" else (["onesided", "gloo"], "store")
+        names, store = (
+            (["nccl", "onesided"], None) if device == "cuda" else (["onesided", "gloo"], "store")
+        )
         where = None if store is None else f"{folder}/{store}"
         _ask_all(children, "join", f"unix:{folder}/door", names, where)
         yield children

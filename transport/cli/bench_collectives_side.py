@@ -79,7 +79,8 @@ class Side:
                 name, self.rank, self.ranks, at, engine=None, deadline=_JOINING
             )
             self._groups.append(group)
-            self.carriers[name] = maker(name)(group, _JOINING)
+            gpu = None if self.device == "cpu" else self.rank
+            self.carriers[name] = maker(name)(group, _JOINING, gpu)
         if store is not None:
             distributed.init_process_group(
                 "gloo", init_method=f"file://{store}", rank=self.rank, world_size=self.ranks

@@ -77,3 +77,9 @@ class Call:
         """Bytes of one part, which all ranks have alike; 0 for ALL_TO_ALL, whose parts differ."""
         part = next(iter((*self.source, *self.target)), None)
         return 0 if part is None or self.kind is Kind.ALL_TO_ALL else part.nbytes
+
+
+def gpu_of(call: Call) -> int | None:
+    """Which GPU its tensors are on, by its number in this process; None: none."""
+    part = next(iter((*call.source, *call.target)), None)
+    return None if part is None or part.device.type == "cpu" else part.device.index or 0

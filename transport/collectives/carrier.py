@@ -1,18 +1,25 @@
-"""What every way to carry collectives out looks like. May import call and types.
+"""What every way to carry collectives out looks like. May import call, errors and types.
 
-A carrier is made by `make(group: Group, deadline: float) -> Carrier` of its module: by all ranks
-of the group at the same time, within so many seconds.
+A carrier is made by `make(group: Group, deadline: float, gpu: int | None) -> Carrier` of its
+module: by all ranks of the group at the same time, within so many seconds. `gpu` is that of the
+call which needs it first, by its number in this process; None: one of CPU tensors.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from transport.errors import Unavailable
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from transport.collectives.call import Call
     from transport.errors import TransportError
+
+
+class Absent(Unavailable):
+    """What `make` raises on all ranks alike: the next carrier is asked then."""
 
 
 class Work(Protocol):
@@ -37,6 +44,9 @@ class Carrier(Protocol):
     `begin` is called by one thread at a time, in the same order on all ranks; `abort` and `close`
     by any thread. One whose works GPUs' streams order has a true `streamed`, too: each begins
     within its call, though those before it have not ended, and it keeps its callers apart itself.
+    One that carries GPU tensors in another way has `moment(calls, stream, before, deadline)`: it is
+    called in the caller's thread, and what it returns is `begin`'s `stream`. It stands for what is
+    in the caller's stream (None: the current one) by then, and the works `before` in others.
     """
 
     @property

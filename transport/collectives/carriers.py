@@ -1,18 +1,22 @@
-"""The carriers by name, each imported when it is first needed. May import carrier, group, errors.
+"""The carriers by name, each imported when it is first needed. May import carrier, call, group and
+errors.
 
 A communicator makes those for CPU tensors when it is made, and those for GPUs with the first call
-that needs one.
+that needs one. One that no rank can have is passed over, with the reason.
 """
 
 from __future__ import annotations
 
 import ctypes
 import importlib
+import logging
 import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from transport.collectives.call import gpu_of
+from transport.collectives.carrier import Absent
 from transport.errors import InvalidUse, Unavailable
 
 if TYPE_CHECKING:
@@ -24,6 +28,9 @@ if TYPE_CHECKING:
     from transport.collectives.group import Group
     from transport.errors import TransportError
 
+    Maker = Callable[[Group, float, int | None], Carrier]
+
+_log = logging.getLogger("transport.collectives")
 _LOOK = 0.02  # seconds
 
 MAKERS: dict[str, str] = {
@@ -31,7 +38,7 @@ MAKERS: dict[str, str] = {
     "nccl": "transport.collectives.nccl",
     "onesided": "transport.collectives.onesided",
 }
-"""Modules that have `make(group, deadline) -> Carrier`."""
+"""Modules that have `make(group, deadline, gpu) -> Carrier`."""
 
 
 class Carriers:
@@ -41,6 +48,7 @@ class Carriers:
         self._group = group
         self._choice = choice
         self._made: dict[str, Carrier] = {}
+        self._absent: dict[str, Absent] = {}
         self._lock = threading.Lock()
         self._error: TransportError | None = None
         _living.add(self)
@@ -51,37 +59,55 @@ class Carriers:
                 self._get(name, deadline)
 
     def choose(self, calls: Sequence[Call], deadline: float) -> Carrier:
-        """The one for all of these. Raises InvalidUse with the reasons where there is none."""
+        """The one for all of these: the first that can be had, and does not refuse them. Raises
+        with the reasons InvalidUse where all refuse, Unavailable where one cannot be had."""
         reasons: list[str] = []
+        absent: Absent | None = None
         for name in self._choice.carriers(calls[0]):
-            carrier = self._get(name, deadline)
+            try:
+                carrier = self._get(name, deadline, gpu_of(calls[0]))
+            except Absent as error:
+                reasons.append(f"{name}: {error.reason}")
+                absent = error
+                continue
             refusal = next(filter(None, map(carrier.refusal, calls)), "")
             if not refusal:
                 return carrier
             reasons.append(f"{name}: {refusal}")
         told = "; ".join(reasons) or "no carrier is for this device"
-        raise InvalidUse(f"this {calls[0].kind.value} is not carried: {told}")
+        text = f"this {calls[0].kind.value} is not carried: {told}"
+        raise InvalidUse(text) if absent is None else Unavailable(text, absent.remedy)
 
-    def _get(self, name: str, deadline: float) -> Carrier:
+    def _get(self, name: str, deadline: float, gpu: int | None = None) -> Carrier:
         found = self._made.get(name)
         if found is not None:
             return found
         with self._lock:
             if self._error is not None:
                 raise self._error.again()
+            if name in self._absent:
+                raise self._absent[name].again()
             found = self._made.get(name)
             if found is None:
-                found = self._made[name] = self._make(maker(name), deadline)
+                found = self._made[name] = self._made_or_absent(name, deadline, gpu)
         self._pass_on(found)
         return found
 
-    def _make(self, make: Callable[[Group, float], Carrier], deadline: float) -> Carrier:
+    def _made_or_absent(self, name: str, deadline: float, gpu: int | None) -> Carrier:
+        try:
+            return self._make(maker(name), deadline, gpu)
+        except Absent as error:
+            self._absent[name] = error.again()
+            _log.warning("%r goes without %s: %s", self._group.name, name, error)
+            raise
+
+    def _make(self, make: Maker, deadline: float, gpu: int | None) -> Carrier:
         """In a thread that is left behind when a rank is lost: libraries wait for it for long."""
         outcome: list[Any] = []
 
         def run() -> None:
             try:
-                outcome.append(make(self._group, deadline))
+                outcome.append(make(self._group, deadline, gpu))
             except BaseException as error:
                 outcome.append(error)
             made.set()
@@ -126,7 +152,7 @@ def _after_fork_in_child() -> None:
 os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-def maker(name: str) -> Callable[[Group, float], Carrier]:
+def maker(name: str) -> Maker:
     """Raises InvalidUse for a name that there is not, Unavailable where it cannot be had."""
     module = MAKERS.get(name)
     if module is None:
@@ -135,5 +161,5 @@ def maker(name: str) -> Callable[[Group, float], Carrier]:
         made: Any = importlib.import_module(module).make
     except ImportError as error:
         raise Unavailable(f"carrier {name} cannot be used: {error}") from None
-    make: Callable[[Group, float], Carrier] = made
+    make: Maker = made
     return make

@@ -28,7 +28,7 @@ _LONGEST = 2e6  # seconds: gloo counts milliseconds in 32 bits
 _LATER = 5.0  # seconds after which gloo's own deadline follows ours
 
 
-def make(group: Group, deadline: float) -> GlooCarrier:
+def make(group: Group, deadline: float, gpu: int | None = None) -> GlooCarrier:
     """Connects all ranks. Raises Unavailable without torch, DeadlineExceeded, PeerLost."""
     try:
         import torch

@@ -3,7 +3,8 @@
 May import operation, errors. Whoever waits for one drives those before it, too; a thread does so
 where nobody waits and a carrier, a callback or a queue needs it. Sends and receives stand beside
 the line: two ranks that first receive and then send must not wait for each other. So do operations
-of carriers that GPUs' streams order: they have to be in the stream when the call returns.
+of carriers that GPUs' streams order: they have to be in the stream when the call returns. What they
+come after in the line, of tensors on GPUs, has to have ended then.
 """
 
 from __future__ import annotations
@@ -51,6 +52,10 @@ class Line:
     # ------------------------------------------------------------------------------------- callers
     def submit(self, operation: Operation) -> Operation:
         """Raises what ended the line."""
+        if operation.streamed:
+            self._await_gpus(operation)
+        else:
+            operation.mark([each for each in list(self._beside) if each.streamed])
         with self._lock:
             if self._ended is not None:
                 raise self._ended
@@ -71,6 +76,12 @@ class Line:
         else:
             self._want()
         return operation
+
+    def _await_gpus(self, operation: Operation) -> None:
+        """Until those before it have ended whose bytes its stream would not wait for."""
+        for each in list(self._queue):
+            if each.on_gpu:
+                self.drive(each, max(operation.left(), 0.0))
 
     def drive(self, operation: Operation, timeout: float | None) -> bool:
         """Until the operation has ended; False after `timeout` seconds."""

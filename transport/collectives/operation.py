@@ -10,6 +10,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
+from transport.collectives.call import gpu_of
 from transport.errors import Cancelled, DeadlineExceeded, InvalidUse
 from transport.ffi import handle
 from transport.types import check_timeout
@@ -86,9 +87,10 @@ class Operation:
         return self.wait()
 
     def wait_on(self, stream: Any) -> Operation:
-        """Lets a GPU's stream wait for it, instead of this thread; of CPU tensors it blocks."""
+        """Lets a GPU's stream wait for it, instead of this thread. Blocks for what no stream
+        orders: CPU tensors, and all that the carrier "onesided" has."""
         self._check_here()
-        if self._work is None or self.done:
+        if self._work is None or self.done or not self.streamed:
             self.wait()
         else:
             self._work.wait_on(stream)
@@ -184,6 +186,18 @@ class Operation:
     def streamed(self) -> bool:
         """Whether a GPU's stream orders it: it begins in the call, whatever else is under way."""
         return bool(getattr(self._carrier, "streamed", False))
+
+    @property
+    def on_gpu(self) -> bool:
+        return any(gpu_of(call) is not None for call in self.calls)
+
+    def mark(self, before: Sequence[Operation]) -> None:
+        """In the caller's thread: what GPUs' streams have to do by now comes first, and so do the
+        operations `before` it there. Raises what the driver says."""
+        moment = getattr(self._carrier, "moment", None)
+        if moment is not None and self.on_gpu:
+            works = [each._work for each in before if each._work is not None]
+            self._stream = moment(self.calls, self._stream, works, self.left())
 
     def left(self) -> float:
         """Seconds until its deadline."""

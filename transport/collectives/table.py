@@ -25,6 +25,7 @@ _MAX_RULES = 4096
 DEFAULT: tuple[Rule, ...] = (
     Rule("*", "cpu", 0, "onesided"),  # what gloo refuses
     Rule("*", "cpu", 0, "gloo"),
+    Rule("*", "cuda", 0, "onesided"),  # what NCCL refuses, and where there is none
     Rule("*", "cuda", 0, "nccl"),
     Rule("*", "cpu", 0, "onesided", 8, True),
 )

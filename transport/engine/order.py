@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _MOMENTS = ffi.typeof("struct tn_moment[]")
 _OUT = ffi.typeof("struct tn_fence **")
 
+AFTER_NOTHING: Any = object()
+"""As `stream`: the memory is known to be ready, and nothing is waited for."""
+
 
 def fence(core: Core, devices: Collection[int], given: Any) -> Any:
     """What a transfer between memory of these GPUs waits for, as `struct tn_fence *`.
@@ -25,6 +28,8 @@ def fence(core: Core, devices: Collection[int], given: Any) -> Any:
     `given` is the caller's stream; without one it is the current stream of each GPU. NULL where
     nothing is to be waited for. The caller closes it.
     """
+    if given is AFTER_NOTHING:
+        return ffi.NULL
     if given is not None:
         stream = stream_of(given)
         at = stream.device if stream.device is not None else min(devices, default=0)

@@ -24,6 +24,8 @@ class Stream(NamedTuple):
 
 def stream_of(given: Any) -> Stream:
     """A torch stream, an object with `__cuda_stream__`, or a raw handle. Raises InvalidUse."""
+    if isinstance(given, Stream):
+        return given
     raw, device = given, None
     if hasattr(given, "cuda_stream"):  # torch's, of CUDA and of ROCm
         raw = given.cuda_stream

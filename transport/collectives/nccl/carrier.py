@@ -12,6 +12,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from transport.collectives.call import gpu_of
+from transport.collectives.nccl.agreement import agree, standing
 from transport.collectives.nccl.comm import Comm, open_comm
 from transport.collectives.nccl.enrolled import Enrolled
 from transport.collectives.nccl.library import ID_BYTES, Library, library, unique_id
@@ -101,6 +103,7 @@ class NcclCarrier(Closing):
         ends = time.monotonic() + deadline
         name = calls[0].kind.value if calls else "nothing"
         handle = current_stream(self._comm.device) if stream is None else stream_of(stream).handle
+        self._check_gpu(calls)
         with self._turn:
             self._check()
             kept: list[object] = [part for call in calls for part in (*call.source, *call.target)]
@@ -156,6 +159,14 @@ class NcclCarrier(Closing):
         finally:
             for each in made:
                 self._comm.unscale(each)
+
+    def _check_gpu(self, calls: Sequence[Call]) -> None:
+        wrong = {gpu_of(call) for call in calls} - {None, self._comm.device}
+        if wrong:
+            raise InvalidUse(
+                f"the communicator of {self.library.name} has GPU {self._comm.device}, as its first"
+                f" call had: it cannot carry tensors of GPU {wrong.pop()}"
+            )
 
     def _is_failing(self) -> bool:
         return self._error is not None
@@ -252,8 +263,9 @@ class NcclCarrier(Closing):
         return None if comm is None else self._over(rank, ranks, comm, self.library)
 
 
-def make(group: Group, deadline: float) -> NcclCarrier:
-    """By all ranks of the group, each with torch's current GPU (without torch, the first)."""
+def make(group: Group, deadline: float, gpu: int | None = None) -> NcclCarrier:
+    """By all ranks of the group, each with a GPU (None: torch's current one; without torch, the
+    first). Raises Absent on all of them where one cannot have it, or two share a GPU."""
     ends = time.monotonic() + deadline
 
     def exchange(data: bytes | None) -> bytes:
@@ -262,11 +274,13 @@ def make(group: Group, deadline: float) -> NcclCarrier:
         group.meeting.set(_KEY, data, ends - time.monotonic())
         return data
 
-    device = parse("cuda")
+    device = parse("cuda" if gpu is None else gpu)
     assert device is not None
     settings = group.hub.engine._core.settings
+    agree(group, standing(settings, device.ordinal), deadline)
+    left = ends - time.monotonic()
     return NcclCarrier(
-        group.rank, group.size, device.ordinal, exchange, timeout=deadline, settings=settings
+        group.rank, group.size, device.ordinal, exchange, timeout=left, settings=settings
     )
 
 

@@ -11,14 +11,16 @@ import contextlib
 import threading
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transport.collectives.call import Kind
+from transport.collectives.call import Kind, gpu_of
 from transport.collectives.onesided import moves, reduces
 from transport.collectives.onesided.message import Lane, Message, What, decode
 from transport.collectives.onesided.post import WINDOW, Post, lost_ranks
 from transport.collectives.onesided.task import Key, Task
 from transport.collectives.reduction import Premultiplied
+from transport.engine.batch import Read
+from transport.engine.streams import Stream, current_stream, stream_of
 from transport.errors import (
     DeadlineExceeded,
     InvalidUse,
@@ -27,11 +29,13 @@ from transport.errors import (
     RankLost,
     TransportError,
 )
+from transport.memory.device import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from transport.collectives.call import Call
+    from transport.collectives.carrier import Work
     from transport.collectives.group import Group
     from transport.collectives.hub import Note
     from transport.engine.transfer import Transfer
@@ -43,9 +47,15 @@ _BOARDING = 0.001  # the same while some talk by the mailbox and some by their b
 _MOVE = 0.002  # seconds that a transfer is waited for before a look at what peers say
 
 
+class Moment(NamedTuple):
+    """Transfers that end when GPUs' streams have done what they had to do when it was made."""
+
+    ready: tuple[Transfer, ...]
+
+
 class OneSided:
-    """Calls of CPU tensors by one-sided transfers. Made by all ranks of a group, whose mailboxes
-    are open; from then on the group's mailbox is this carrier's to read."""
+    """Calls of CPU and GPU tensors by one-sided transfers. Made by all ranks of a group, whose
+    mailboxes are open; from then on the group's mailbox is this carrier's to read."""
 
     name = "onesided"
     driven = True
@@ -54,6 +64,8 @@ class OneSided:
         self._post = Post(group)
         self._ranks = {peer.incarnation: rank for rank, peer in enumerate(group.peers)}
         self._mailbox = group.mailbox
+        self._own_door = group.peers[group.rank].door
+        self._nothing = bytearray(1)
         self._tasks: dict[Key, Task] = {}
         self._early: dict[Key, list[tuple[int, Message]]] = {}
         self._n_early = [0] * group.size
@@ -77,19 +89,45 @@ class OneSided:
     def refusal(self, call: Call) -> str:
         """See Carrier."""
         parts = (*call.source, *call.target)
-        if any(part.device.type != "cpu" for part in parts):
-            return "one-sided collectives are of CPU tensors"
+        kinds = {part.device.type for part in parts}
+        if not kinds <= {"cpu", *KINDS}:
+            return "one-sided collectives are of CPU and GPU tensors"
+        if call.kind in reduces.ALL and kinds - {"cpu"}:
+            return "one-sided collectives move tensors of GPUs, and reduce only those of CPUs"
         if call.kind in reduces.ALL and parts:
             return reduces.refusal(parts[0].dtype, call.reduction)
         return ""
 
+    def moment(
+        self, calls: Sequence[Call], stream: Any, before: Iterable[Work], deadline: float
+    ) -> Any:
+        """See Carrier. A transfer of one byte waits for the stream: whoever drives wakes by it."""
+        gpus = sorted({gpu for call in calls if (gpu := gpu_of(call)) is not None})
+        if not gpus:
+            return stream
+        made: list[Transfer] = []
+        given = None if stream is None else stream_of(stream)
+        if given is not None:
+            gpus = gpus[:1] if given.device is None else [given.device]
+        for gpu in gpus:
+            at = Stream(current_stream(gpu) if given is None else given.handle, gpu)
+            for work in before:
+                with contextlib.suppress(TransportError):  # who called it is told
+                    work.wait_on(at)
+            look = Read(self._own_door, self._nothing)
+            made.append(self._post.engine.submit([look], deadline=deadline, stream=at))
+        return Moment(tuple(made))
+
     def begin(self, calls: Sequence[Call], stream: Any, deadline: float) -> Begun:
-        """See Carrier. There is no stream of CPU tensors."""
+        """See Carrier. Nothing of a call on GPUs is offered or written before its moment."""
+        if not isinstance(stream, Moment):
+            stream = self.moment(calls, stream, (), deadline)
+        ready = stream.ready if isinstance(stream, Moment) else ()
         with self._state:
             if self._broken is None:
                 with contextlib.suppress(PeerLost):  # the hub tells
                     self._post.greet()
-            tasks = [self._open(call, deadline) for call in calls]
+            tasks = [self._open(call, deadline, ready) for call in calls]
             self._advance()
         if not all(task.ended for task in tasks):
             self._stir()
@@ -235,9 +273,9 @@ class OneSided:
                     self._ended.notify_all()
 
     # ---------------------------------------------------------------------------------------- calls
-    def _open(self, call: Call, deadline: float) -> Task:
+    def _open(self, call: Call, deadline: float, ready: Sequence[Transfer]) -> Task:
         """Within the state."""
-        task = Task(self._post, self._key(call), call, signature(call), deadline)
+        task = Task(self._post, self._key(call), call, signature(call), deadline, ready)
         self._tasks[task.key] = task
         task.steps = self._steps(task)
         for rank, message in self._early.pop(task.key, ()):
@@ -255,6 +293,7 @@ class OneSided:
         return Key(lane, number, call.peer, call.tag)
 
     def _steps(self, task: Task) -> Any:
+        yield from task.get_ready()
         while self._post.crowded(task.key):
             yield None
         steps = moves.ALL.get(task.call.kind) or reduces.ALL[task.call.kind]
@@ -269,7 +308,7 @@ class OneSided:
         for task in list(self._tasks.values()):
             if not task.over:
                 self._step(task)
-            if task.over and task.moving is None:
+            if task.over and task.quiet:
                 del self._tasks[task.key]
                 task.bury()
                 self._post.ended(task.key)
@@ -399,7 +438,7 @@ class Begun:
         return True
 
     def wait_on(self, stream: Any) -> None:
-        """CPU tensors have no stream: blocks."""
+        """Blocks, also for tensors of GPUs: what comes into a stream later finds them written."""
         while not self.wait(3600.0):
             pass
 
@@ -408,6 +447,7 @@ def signature(call: Call) -> str:
     """What all ranks must ask for alike, in words that users can read."""
     parts = (*call.source, *call.target)
     dtype = str(parts[0].dtype).removeprefix("torch.") if parts else ""
+    dtype += "" if gpu_of(call) is None else " on a GPU"
     kind, words = call.kind, [call.kind.value]
     if kind in (Kind.SEND, Kind.RECV):
         return f"send and recv of {dtype}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from transport.collectives.call import Kind
 from transport.collectives.onesided import tree
-from transport.collectives.onesided.task import Wanted, copy, flat
+from transport.collectives.onesided.task import Wanted, flat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def all_gather(task: Task) -> Steps:
     port, call = task.port, task.call
     source, target = flat(call.source[0]), [flat(part) for part in call.target]
     task.give(source, others(port.rank, port.size))
-    copy(target[port.rank], source)
+    task.place(target[port.rank], source)
     yield from task.take([Wanted(rank, target[rank]) for rank in others(port.rank, port.size)])
     yield from task.settle()
 
@@ -41,7 +41,7 @@ def gather(task: Task) -> Steps:
         task.give(source, [call.root])
     else:
         target = [flat(part) for part in call.target]
-        copy(target[port.rank], source)
+        task.place(target[port.rank], source)
         yield from task.take([Wanted(rank, target[rank]) for rank in others(port.rank, port.size)])
     yield from task.settle()
 
@@ -53,7 +53,7 @@ def scatter(task: Task) -> Steps:
         source = [flat(part) for part in call.source]
         for rank in others(port.rank, port.size):
             task.give(source[rank], [rank])
-        copy(target, source[port.rank])
+        task.place(target, source[port.rank])
     else:
         yield from task.take([Wanted(call.root, target)])
     yield from task.settle()
@@ -64,7 +64,7 @@ def all_to_all(task: Task) -> Steps:
     source, target = [flat(part) for part in call.source], [flat(part) for part in call.target]
     for rank in others(port.rank, port.size):
         task.give(source[rank], [rank])
-    copy(target[port.rank], source[port.rank])
+    task.place(target[port.rank], source[port.rank])
     yield from task.take([Wanted(rank, target[rank]) for rank in others(port.rank, port.size)])
     yield from task.settle()
 
@@ -95,7 +95,7 @@ def broadcast(task: Task) -> Steps:
     port, call = task.port, task.call
     root = port.rank == call.root
     if root and call.target:
-        copy(flat(call.target[0]), flat(call.source[0]))
+        task.place(flat(call.target[0]), flat(call.source[0]))
     memory = flat(call.source[0] if root else call.target[0])
     plan = tree.nodes(port.hosts, call.root)
     node, chunk = plan[port.rank], memory.numel()

@@ -126,8 +126,9 @@ class Post:
         common = (What.OFFER, self.done, lane, key.number, key.tag, phase, task.sign, size)
         if lane is Lane.RECV:
             self._held[ranks[0]] += 1
-        if size <= MAX_INLINE:
-            self._say_all(ranks, Message(*common, inline=memory.numpy().tobytes()))
+        if size <= (0 if task.on_gpu else MAX_INLINE):
+            inline = memory.numpy().tobytes() if size else b""
+            self._say_all(ranks, Message(*common, inline=inline))
             return 0
         near, at = self._copied(task, memory, ranks)
         if at is not None:
@@ -143,7 +144,8 @@ class Post:
     ) -> tuple[list[int], int | None]:
         """The ranks that find a copy in the arena, and where."""
         size = memory.numel()
-        if size > MAX_COPIED or task.key.lane is not Lane.ORDERED or self._arena is None:
+        ordered = task.key.lane is Lane.ORDERED
+        if size > MAX_COPIED or not ordered or task.on_gpu or self._arena is None:
             return [], None
         near = [rank for rank in ranks if rank in self._mapped]
         found = self._arena.take(task.key.number, size) if near else None

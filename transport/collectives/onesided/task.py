@@ -1,19 +1,23 @@
 """One call under way at one rank: what it has offered, what peers have offered to it.
 
-May import message, arena, call, engine and errors. What the call does is a generator (`moves`,
-`reduces`), which yields the transfer that it waits for, or None for what peers say.
+May import message, arena, stretch, call, engine and errors. What the call does is a generator
+(`moves`, `reduces`), which yields the transfer that it waits for, or None for what peers say.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from transport.collectives.call import gpu_of
 from transport.collectives.onesided.message import Lane, Message, What
+from transport.collectives.onesided.stretch import Stretch
 from transport.engine.batch import Read
-from transport.errors import InvalidUse, PeerError, PeerLost, StaleRegion
+from transport.engine.order import AFTER_NOTHING
+from transport.errors import InvalidUse, PeerError, PeerLost, StaleRegion, TransportError
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Sequence
@@ -23,12 +27,12 @@ if TYPE_CHECKING:
     from transport.engine.engine import Engine
     from transport.engine.grant import Grant
     from transport.engine.transfer import Transfer
-    from transport.errors import TransportError
 
     Steps = Generator[Transfer | None, None, None]
 
 _SPARE = 4096  # offers that one call may hold, beyond a few for each rank
 _EXPLANATION = 1.0  # seconds that a peer which took its memory back has to say why
+_LETTING_GO = 1.0  # seconds for peers to stop reading what a call that failed has offered
 
 
 class Key(NamedTuple):
@@ -66,12 +70,24 @@ class Wanted(NamedTuple):
 
 
 class Task:
-    """`error` says how it ended; it has ended once it is `quiet`, too: no byte moves any more."""
+    """`error` says how it ended; it has ended once it is `quiet`, too: no byte moves any more.
 
-    def __init__(self, port: Port, key: Key, call: Call, sign: str, deadline: float) -> None:
+    `ready` are transfers that end when GPUs' streams are as far as the call needs them.
+    """
+
+    def __init__(
+        self,
+        port: Port,
+        key: Key,
+        call: Call,
+        sign: str,
+        deadline: float,
+        ready: Iterable[Transfer] = (),
+    ) -> None:
         self.port = port
         self.key = key
         self.call = call
+        self.on_gpu = gpu_of(call) is not None
         self.sign = sign
         self.end = time.monotonic() + deadline
         self.steps: Steps | None = None
@@ -81,8 +97,11 @@ class Task:
         self.begun = 0.0
         self._offers: dict[tuple[int, int], Message] = {}
         self._unheard = 0  # peers that have not said yet that they have what was offered
-        self._transfers: list[Transfer] = []
+        self._ready = tuple(ready)
+        self._transfers: list[Transfer] = list(self._ready)
+        self._placing: list[Transfer] = []
         self._grants: list[Grant] = []
+        self._ending: threading.Thread | None = None
         self._scratch: list[Any] = []
 
     # -------------------------------------------------------------------------------- what is said
@@ -118,12 +137,21 @@ class Task:
 
     def grant(self, memory: Any) -> Any:
         """The right to read the memory, until this task has ended."""
-        made = self.port.engine.grant([memory], access="read")
+        whole = memory.tensor if isinstance(memory, Stretch) else memory
+        made = self.port.engine.grant([whole], access="read")
         self._grants.append(made)
-        return made.handles[0].bytes()
+        handle = made.handles[0]
+        return memory.of(handle) if isinstance(memory, Stretch) else handle.bytes()
+
+    def get_ready(self) -> Steps:
+        """Until memory on GPUs may be read and written. Nothing else of the call comes before."""
+        for each in self._ready:
+            yield from self.finish(each)
 
     def settle(self) -> Steps:
-        """Until all have what was offered to them."""
+        """Until all have what was offered to them, and what was placed is there."""
+        for each in self._placing:
+            yield from self.finish(each)
         while self._unheard:
             yield None
 
@@ -144,7 +172,11 @@ class Task:
                 yield None
 
     def look(self, rank: int, message: Message) -> Any:
-        """The bytes of an offer where they are; None where they must be read."""
+        """The bytes of an offer where they are; None where they must be read. Raises PeerError."""
+        if self.on_gpu:  # which no CPU may write to
+            if not message.direct:
+                raise PeerError(f"rank {rank} offers host memory where a GPU's was to be")
+            return None
         if message.inline is not None:
             import torch
 
@@ -186,6 +218,13 @@ class Task:
         if reads:
             flying.append((self.read(reads), reading))
 
+    def place(self, into: Any, source: Any) -> None:
+        """Begins to bring memory of this rank to another of its own; `settle` waits for it."""
+        if not self.on_gpu:
+            copy(into, source)
+        elif into.numel() and into.address != source.address:
+            self._placing.append(self.read([Read(self.grant(source), into)]))
+
     def taken(self, rank: int, phase: int) -> None:
         """Tells a peer that it may change its memory, where it must know."""
         message = self._offers.get((rank, phase))
@@ -200,7 +239,11 @@ class Task:
             self.taken(rank, phase)
 
     def read(self, reads: list[Read]) -> Transfer:
-        begun = self.port.engine.submit(reads, deadline=max(self.end - time.monotonic(), 0.0))
+        """Begins at once, whatever streams do meanwhile: see `get_ready`."""
+        if self.on_gpu:
+            reads = [Read(each.remote, each.into.local) for each in reads]
+        left = max(self.end - time.monotonic(), 0.0)
+        begun = self.port.engine.submit(reads, deadline=left, stream=AFTER_NOTHING)
         self._transfers.append(begun)
         return begun
 
@@ -225,7 +268,8 @@ class Task:
 
     # -------------------------------------------------------------------------------------- the end
     def stop(self, error: TransportError | None) -> None:
-        """Nothing begins any more, and nobody may read from here any more. See `quiet`."""
+        """Nothing begins any more, and nobody may read from here any more. Does not wait for peers
+        where it failed: see `quiet`."""
         if self.over:
             return
         self.over = True
@@ -234,14 +278,33 @@ class Task:
             self.steps.close()
         for transfer in self._transfers:
             transfer.cancel()
+        if error is None:
+            self._take_back(None)
+        elif self._grants:
+            name, within = "transport-onesided-end", (_LETTING_GO,)
+            self._ending = threading.Thread(
+                target=self._take_back, args=within, name=name, daemon=True
+            )
+            self._ending.start()
+
+    def _take_back(self, timeout: float | None) -> None:
+        """Of peers that still read, who does not let go within that time is cut off: none that is
+        well, for it may be needed by those who are left."""
         for grant in self._grants:
-            grant.close(None if error is None else 0.0)
+            with contextlib.suppress(TransportError):  # the engine is being closed
+                grant.close(timeout)
 
     @property
     def moving(self) -> Transfer | None:
-        """What may still move bytes; None once it is quiet."""
+        """What may still move bytes here; None when nothing does."""
         self._transfers = [transfer for transfer in self._transfers if not transfer.quiet]
         return next(iter(self._transfers), None)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no byte moves any more, and nobody can read any."""
+        ending = self._ending is not None and self._ending.is_alive()
+        return self.moving is None and not ending
 
     def bury(self) -> None:
         """It is quiet: what it held goes back."""
@@ -251,6 +314,8 @@ class Task:
         self._scratch.clear()
         self._offers.clear()
         self._grants.clear()
+        self._ready = ()
+        self._placing.clear()
         self.steps = None
 
 
@@ -262,7 +327,9 @@ def copy(into: Any, source: Any) -> None:
 
 
 def flat(tensor: Any) -> Any:
-    """The bytes of a contiguous tensor."""
+    """The bytes of a contiguous tensor: a tensor of them, or a Stretch of a GPU's."""
     import torch
 
+    if tensor.device.type != "cpu":
+        return Stretch(tensor, 0, tensor.nbytes)
     return tensor.detach().reshape(-1).view(torch.uint8)
