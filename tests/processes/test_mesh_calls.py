@@ -44,7 +44,7 @@ def flood(one, value, count):
 def test_a_flood_of_broadcasts_waits_for_who_does_them(mesh, size):
     one = mesh.slice(replica=1, shard=1).spawn("flooded", mesh_actors.Probe)
     value = bytes(size)
-    hanging = one.hang.options(deadline=5).call_one()
+    hanging = one.hang.options(deadline=10).call_one()
     until(lambda: one._team.member(3).waiting)
     with pytest.raises(DeadlineExceeded, match="has not done the broadcasts"):
         flood(one, value, min(10_000, (100 << 20) // size))

@@ -8,7 +8,7 @@ import pytest
 from transport import Engine, InvalidUse, Read, Write
 from transport.engine.sequence import Step, Steps
 
-WAIT = 10.0
+WAIT = 60.0
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from transport.sharding.placement import Replicate
 from transport.sharding.state import StateLayout
 
 SECRET = "s" * 32
-WAIT = 10.0
+WAIT = 60.0
 
 
 class Trainers:
