@@ -199,7 +199,7 @@ def test_a_rank_that_is_killed_in_a_call(doomed: Any, kind: str, after: float):
     for rank in (0, 2):
         name, lost, took, later = ranks.answer(rank)
         assert (name, lost, later) == ("RankLost", (1,), "RankLost")
-        assert took < 5.0
+        assert took < 20.0  # of 60 s, on a machine that has other work
     assert ranks.all(jobs.shrink, among=(0, 2)) == [(0, 2, []), (1, 2, [])]
 
 

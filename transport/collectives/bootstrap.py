@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from transport.collectives import hub, joining, table
 from transport.collectives.card import MAX_RANKS, check_name
 from transport.control.address import TcpAddress, parse
-from transport.errors import DeadlineExceeded, InvalidUse, PeerLost
+from transport.errors import DeadlineExceeded, InvalidUse, PeerError, PeerLost
 from transport.types import check_timeout
 
 if TYPE_CHECKING:
@@ -105,15 +105,20 @@ def _near(at: str) -> str | None:
 
 
 def _find(mine: Hub, where: Callable[[], str], clock: joining.Clock) -> HubPeer:
-    """Rank 0 may listen later than this one asks."""
-    why = "nobody has said where it is"
+    """Rank 0 may listen later than this one asks, and join later than its engine listens."""
+    why = unknown = "nobody has said where it is"
     while not clock.passed:
         at = where()
         try:
             if at:
                 return mine.peer(at, clock.left)
-        except PeerLost as error:
+        except PeerError as error:
+            if not isinstance(error, PeerLost) and type(error) is not PeerError:
+                raise  # who refuses us, or speaks another version, does so for good
             why = f"{at}: {error}"
+        except DeadlineExceeded:
+            if why is unknown:  # else what was the matter before tells more
+                raise
         time.sleep(min(_PAUSE, clock.left))
     raise DeadlineExceeded(f"rank 0 did not listen within {clock.limit:.3g} s: {why}")
 

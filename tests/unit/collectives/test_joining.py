@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from transport import Engine, InvalidUse
+from transport import DeadlineExceeded, Engine, InvalidUse
+from transport.collectives import bootstrap
 from transport.collectives.hub import Hub
 from transport.collectives.joining import Clock, follow, lead
 from transport.collectives.meeting import Meeting, await_meeting
@@ -48,3 +49,15 @@ def test_all_hear_at_once_of_a_rank_that_does_not_fit(hubs, rank, size, why):
             with pytest.raises(InvalidUse, match=why):
                 each.result()
         assert time.monotonic() - begun < 10
+
+
+def test_an_engine_may_listen_before_its_rank_joins():
+    """As one that was made beforehand does."""
+    with Engine(name="zero") as zero, Engine(name="one") as one:
+        at = zero.addresses[0]
+        with pytest.raises(DeadlineExceeded, match=r"nobody here answers 'collectives\.door'"):
+            bootstrap.reach(at, one, Clock(0.5))
+        with ThreadPoolExecutor(1) as pool:
+            coming = pool.submit(bootstrap.reach, at, one, Clock(30))
+            with Hub(zero) as hub:
+                assert coming.result()[1].incarnation == hub.engine.incarnation
