@@ -42,6 +42,16 @@ def test_ranks_that_disagree_all_hear_of_it(what):
     assert all("different collectives" in text for text in found), found
 
 
+@pytest.mark.parametrize("count", [3, 3000, 2_000_000])
+def test_ranks_that_all_take_themselves_for_the_root_hear_of_it(count):
+    found = run_ranks(3, JOBS, ("all_roots", count))
+    assert all("different collectives" in text for text in found), found
+
+
+def test_a_small_tensor_can_be_resized_afterwards():
+    assert run_ranks(2, JOBS, ("resizable",)) == [0, 0]
+
+
 @pytest.mark.parametrize("kind", ["all_reduce", "all_gather"])
 @pytest.mark.parametrize("after", [0.003, 0.05])
 def test_a_rank_that_is_killed_ends_the_call_of_all(kind, after):

@@ -243,6 +243,29 @@ def disagree(group, what):
     return found
 
 
+def all_roots(group, count):
+    """Each rank takes itself for the root of a broadcast. What they hear, then or soon after."""
+    carrier, mine = carrier_of(group), torch.ones(count)
+    calls = [Call(Kind.BROADCAST, (mine,), (), root=group.rank)]
+    end = time.monotonic() + 30
+    try:
+        while time.monotonic() < end:
+            carrier.begin(calls, None, 30.0).wait(60.0)
+            calls = [Call(Kind.BARRIER)]
+    except InvalidUse as error:
+        return str(error)
+    return ""
+
+
+def resizable(group):
+    """Small tensors are sent within messages; their storages stay as they were."""
+    carrier, mine, rows = carrier_of(group), torch.ones(10), list(torch.zeros(group.size, 10))
+    run(carrier, Call(Kind.ALL_REDUCE, (mine,), (mine,)), Call(Kind.ALL_GATHER, (mine,), rows))
+    mine.resize_(1000)
+    mine.untyped_storage().resize_(0)
+    return mine.untyped_storage().nbytes()
+
+
 def die(group, kind, after):
     """Rank 1 kills itself in a loop of calls: the others get RankLost soon, and nothing moves."""
     carrier, rank, size = carrier_of(group), group.rank, group.size

@@ -107,6 +107,13 @@ class Pull(Closing):
         """The bytes of exactly this version. Raises VersionMoved, or what became of a source."""
         return self._sync(tuple(choice.slots)).read(choice.version, clock, progress)
 
+    def guess(self, version: int, clock: Clock) -> Report | None:
+        """The same without a choice, where every source has one slot; None where that is not what
+        the sources have now, or they have not been read before."""
+        if len(self._syncs) != 1 or self._words.shape[1] != 1:
+            return None
+        return next(iter(self._syncs.values())).guess(version, clock)
+
     def prepare(self, choice: Choice, clock: Clock, *, ahead: bool) -> None:
         """Plans and registers for the slots of this version; `ahead` also for those of the versions
         after it, if the publishers take turns in step. Raises LayoutError, before a byte moves.

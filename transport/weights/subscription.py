@@ -172,6 +172,11 @@ class Subscription(Handle):
         pull = self._pull
         if pull is None:
             pull = self._pull = self._join(clock)
+        elif newest is not None and progress is None:
+            self._version = None
+            if (report := pull.guess(newest, clock)) is not None:
+                self._version = self._last = newest
+                return newest, report
         choice = pull.choose(wanted, newest, clock)
         try:
             pull.prepare(choice, clock, ahead=self._ahead)

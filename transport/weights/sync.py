@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transport.engine.prepared import Prepared
     from transport.engine.transfer import Transfer
     from transport.sharding.execute import Execution
-    from transport.sharding.run import Progress, Report
+    from transport.sharding.run import Progress, Report, Run
     from transport.weights.clock import Clock
     from transport.weights.source import Source
 
@@ -62,11 +62,7 @@ class Sync(Closing):
 
         A source that is lost on the way is done without, where others have all that it has.
         """
-        run = self.execution.begin(clock.left(), wary=True)
-        if self._steps is None or not self._steps.done:
-            self._make_steps()
-        self._seat[0], self._expected[:] = said(version), encode(version, State.STABLE)
-        done = 0
+        run, done = self._begin(version, clock), 0
         try:
             if self._steps is not None and progress is None:
                 done = run.together(self._steps, _READ)
@@ -84,11 +80,32 @@ class Sync(Closing):
                 self._stand_up()
         return report
 
+    def guess(self, version: int, clock: Clock) -> Report | None:
+        """The same without a choice; None where the sources do not have this version now."""
+        run, done = self._begin(version, clock), 0
+        if self._steps is None:
+            run.abandon()
+            return None
+        try:
+            done = run.together(self._steps, _READ)
+            return run.wait() if done > _LEAVE else None
+        finally:
+            run.abandon()
+            if done <= _LEAVE:
+                self._stand_up()
+
     def close(self) -> None:
         for it in (self._sit, self._look, self._leave, self.execution):
             it.close()
 
     # -------------------------------------------------------------------------------------- inside
+    def _begin(self, version: int, clock: Clock) -> Run:
+        run = self.execution.begin(clock.left(), wary=True)
+        if self._steps is None or not self._steps.done:
+            self._make_steps()
+        self._seat[0], self._expected[:] = said(version), encode(version, State.STABLE)
+        return run
+
     def _make_steps(self) -> None:
         transfers = self.execution.transfers
         if transfers is None:

@@ -381,7 +381,7 @@ def test_at_the_deadline_the_reason_is_told(reader):
         weights.subscribe(reader, "policy", blank(), trainers.addresses) as subscription,
         pytest.raises(VersionMoved, match="while it was being read") as caught,
     ):
-        subscription.fetch(progress=always, deadline=0.2)
+        subscription.fetch(progress=always, deadline=2)
     assert caught.value.retryable
     trainers.close()
 
@@ -433,9 +433,9 @@ def test_a_source_that_comes_back_is_taken_up(reader, monkeypatch):
 def test_nobody_there(reader):
     with Engine() as other:
         with pytest.raises(Unavailable, match=r"nobody publishes 'policy' .* longer deadline"):
-            weights.fetch(reader, "policy", blank(), other.addresses[0], deadline=0.05)
+            weights.fetch(reader, "policy", blank(), other.addresses[0], deadline=1)
         with weights.publish(other, "other", FULL, 1), pytest.raises(Unavailable, match="policy"):
-            weights.fetch(reader, "policy", blank(), other.addresses[0], deadline=0.05)
+            weights.fetch(reader, "policy", blank(), other.addresses[0], deadline=1)
 
 
 def test_a_publication_names_what_it_leaves_out(reader):
@@ -458,7 +458,7 @@ def test_seats_are_given_back(trainers):
     readers[2].close()
     gc.collect()
     weights.fetch(readers[1], "policy", blank(), trainers.addresses)
-    assert publication.readers <= 2
+    until(lambda: publication.readers <= 2)  # who closed is heard of in the background
     for engine in readers:
         engine.close()
 

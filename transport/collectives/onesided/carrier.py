@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _IDLE = 500  # looks of the thread at nothing before it sleeps
 _EARLY = 8 * WINDOW  # messages of one rank for calls that have not begun here
+_PAST = 2 * WINDOW  # ordered calls of which it is remembered what they were
 _SLICE = 0.02  # seconds of one look at what peers say
 _BOARDING = 0.001  # the same while some talk by the mailbox and some by their boards
 _MOVE = 0.002  # seconds that a transfer is waited for before a look at what peers say
@@ -69,6 +70,7 @@ class OneSided:
         self._tasks: dict[Key, Task] = {}
         self._early: dict[Key, list[tuple[int, Message]]] = {}
         self._n_early = [0] * group.size
+        self._past: dict[int, str] = {}  # what ordered calls were that have ended well
         self._messages: defaultdict[tuple[Lane, int, int], int] = defaultdict(int)  # SEND and RECV
         self._lost: dict[int, TransportError] = {}  # written by the control thread
         self._broken: TransportError | None = None
@@ -310,6 +312,7 @@ class OneSided:
                 self._step(task)
             if task.over and task.quiet:
                 del self._tasks[task.key]
+                self._remember(task)
                 task.bury()
                 self._post.ended(task.key)
                 ended = True
@@ -319,6 +322,12 @@ class OneSided:
         if ended and self._wanted:
             with self._ended:
                 self._ended.notify_all()
+
+    def _remember(self, task: Task) -> None:
+        if task.key.lane is Lane.ORDERED:
+            self._past.pop(task.key.number - _PAST, None)
+            if task.error is None:
+                self._past[task.key.number] = task.sign
 
     def _break(self, error: TransportError) -> None:
         """The first error counts. Kept without its frames, which look into memory of peers."""
@@ -393,6 +402,19 @@ class OneSided:
                 raise PeerError("it is too far ahead")
             self._n_early[rank] += 1
             self._early.setdefault(key, []).append((rank, message))
+        elif message.what is What.OFFER and key.lane is Lane.ORDERED:
+            self._compare(rank, message)
+
+    def _compare(self, rank: int, message: Message) -> None:
+        """An offer for a call that has ended well here: nobody can take back what that gave."""
+        sign = self._past.get(message.number, message.text)
+        if message.text != sign:
+            words = (
+                f"ranks ask for different collectives: rank {rank} for {message.text}, rank"
+                f" {self._post.rank} for {sign}, which has ended here: what it gave may be wrong."
+                " Close this communicator"
+            )
+            self._break(InvalidUse(words))
 
     def _is_over(self, key: Key) -> bool:
         if key.lane is Lane.ORDERED:
