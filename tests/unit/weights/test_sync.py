@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from patience import until
 from states import FULL, blank, filled, grid, local, same
 
 from transport import (
