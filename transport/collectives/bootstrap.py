@@ -36,6 +36,11 @@ def join(
     """
     title = check_name(name)
     _check_ranks(rank, size)
+    given: Any = at
+    if not (given is None or isinstance(given, str) or callable(given)):
+        raise InvalidUse(
+            f'at= is where rank 0 listens, "HOST:PORT" or "unix:PATH", not {given!r:.80}'
+        )
     limit = check_timeout(deadline)
     if limit is None or limit <= 0:
         raise InvalidUse(f"a deadline is a number of seconds above 0, not {deadline!r:.80}")
@@ -128,4 +133,7 @@ def _check_ranks(rank: Any, size: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidUse(f"rank and size are whole numbers, not {value!r:.80}")
     if not 0 <= rank < size <= MAX_RANKS:
-        raise InvalidUse(f"rank {rank} of {size}: a rank is from 0 to size - 1, of {MAX_RANKS}")
+        raise InvalidUse(
+            f"rank {rank} of {size}: a rank is from 0 to size - 1, and a group has at most"
+            f" {MAX_RANKS} ranks"
+        )

@@ -320,7 +320,7 @@ class ControlPlane:
         except (TransportError, asyncio.TimeoutError) as error:
             if self._loop.time() < deadline:
                 raise
-            late = f"connecting to {address} took more than {limit:g} s"
+            late = f"connecting to {address} took more than {limit:.3g} s"
             raise DeadlineExceeded(f"{late}: {error}" if str(error) else late) from None
 
     async def _serve(self, guest: Guest) -> None:

@@ -61,3 +61,19 @@ def test_an_engine_may_listen_before_its_rank_joins():
             coming = pool.submit(bootstrap.reach, at, one, Clock(30))
             with Hub(zero) as hub:
                 assert coming.result()[1].incarnation == hub.engine.incarnation
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "at", "why"),
+    [
+        (2, 2, "unix:@x", "from 0 to size - 1, and a group has at most 16384 ranks"),
+        (0, 1 << 20, "unix:@x", "at most 16384 ranks"),
+        (0, 2, 29500, r"at= is where rank 0 listens, .* not 29500"),
+        (1, 2, ["unix:@x"], "at= is where rank 0 listens"),
+        (1, 2, None, "ranks other than 0 need at="),
+        (True, 2, "unix:@x", "whole numbers, not True"),
+    ],
+)
+def test_wrong_arguments_are_told_at_once(rank, size, at, why):
+    with pytest.raises(InvalidUse, match=why):
+        bootstrap.join("some", rank, size, at, engine=None, deadline=30)
