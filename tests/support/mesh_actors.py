@@ -169,16 +169,17 @@ class Meeting(Actor):
         raise asyncio.CancelledError
 
     @endpoint
-    async def block(self, seconds):
-        """The loop: what comes meanwhile begins together."""
-        threading.Event().wait(seconds)
+    async def cancel_next(self):
+        """The task of the next call: nearly always before its first step."""
+        mine = {asyncio.current_task(), *self.own_tasks()}
+        while not (others := asyncio.all_tasks() - mine):  # noqa: ASYNC110
+            await asyncio.sleep(0)  # to run before a task that is made next
+        for task in others:
+            task.cancel()
 
-    @endpoint
-    async def cancel_all(self):
-        """Those of the library, too."""
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            if "_perform" in repr(task.get_coro()):
-                task.cancel()
+    def own_tasks(self):
+        """Those that are not of calls."""
+        return [task for task in asyncio.all_tasks() if "_perform" not in repr(task.get_coro())]
 
     @endpoint
     def interrupt(self):

@@ -128,7 +128,8 @@ class Post:
         if lane is Lane.RECV:
             self._held[ranks[0]] += 1
         if size <= (0 if task.on_gpu else MAX_INLINE):
-            inline = ctypes.string_at(memory.data_ptr(), size)  # .numpy() would pin its storage
+            # Not .numpy(), which would pin its storage.
+            inline = ctypes.string_at(memory.data_ptr(), size) if size else b""
             self._say_all(ranks, Message(*common, inline=inline))
             return 0
         near, at = self._copied(task, memory, ranks)
