@@ -124,9 +124,13 @@ class Execution(Closing):
         is unspecified, and another run may follow.
         """
         run = self.begin(deadline)
-        if progress is None and (steps := self._at_once()) is not None:
-            run.together(steps)
-        return run.wait(progress)
+        try:
+            if progress is None and (steps := self._at_once()) is not None:
+                run.together(steps)
+            return run.wait(progress)
+        except BaseException:  # Ctrl-C may come between any two steps of the above
+            run.abandon()
+            raise
 
     def start(self, deadline: float | None = None) -> Run:
         """Begins a run and returns at once, with as much under way as may be in flight.
@@ -146,7 +150,7 @@ class Execution(Closing):
         with self._lock:
             if self._closed:
                 raise InvalidUse("this execution is closed")
-            if self._run is not None and not self._run.over:
+            if self._run is not None and self._run.under_way:
                 raise InvalidUse("the run before is not over; wait for it, or cancel it and wait")
             self._binding.sources.check()
             if self._run is None or not self._run.complete:

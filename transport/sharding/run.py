@@ -99,6 +99,7 @@ class Run:
         self._moved = 0
         self._landed: list[Parcel] | None = [] if wary else None
         self._steps: Steps | None = None
+        self._touched = False  # whether anything of it may have begun
         self._complete = False
         self._in_flight = 0
         self._cancelled = False
@@ -116,12 +117,18 @@ class Run:
         return not (self._flying or any(self._queues))
 
     @property
+    def under_way(self) -> bool:
+        """Not where Ctrl-C came before whoever made it could do anything with it."""
+        return self._touched and not self.over
+
+    @property
     def complete(self) -> bool:
         """Whether all has come, so that nothing can move any more."""
         return self._complete
 
     def wait(self, progress: Progress | None = None) -> Report:
         """Does the rest, in this thread. Raises what went wrong, once nothing moves any more."""
+        self._touched = True
         try:
             while not self.over:
                 self._check()
@@ -142,6 +149,7 @@ class Run:
 
         Where all parcels fit in flight. Follow it by `wait`, which goes on where that has stopped.
         """
+        self._touched = True
         direct = self._queues[_BOTH.index(False)]
         self._flying.extend(direct)  # for who cancels it meanwhile
         self._in_flight = self._total
@@ -184,6 +192,7 @@ class Run:
 
     def launch(self) -> None:
         """Begins as much as may be in flight at a time."""
+        self._touched = True
         try:
             for queue in self._queues:
                 while queue and not self._cancelled and self._fits(queue[0]):
