@@ -29,6 +29,10 @@ _IN = select.EPOLLIN
 _ONCE = select.EPOLLIN | select.EPOLLONESHOT
 _PAUSE = 0.1
 _BATCH = 64  # events that are looked at before the waiter's own condition is
+_LOOKS = 200e-6  # seconds of looking before a driver sleeps: waking it takes about as long
+_BRISK = 500e-6  # seconds that a wait took after which the next is worth looking
+_KEPT = 500e-6  # seconds of giving way after which somebody else keeps the processor
+_CROWDED = 0.1  # seconds without looking from then on
 
 
 class Gate:
@@ -78,6 +82,8 @@ class Wheel:
         self._duties: list[Duty] = []
         self._later: collections.deque[Callable[[], None]] = collections.deque()
         self._planned = 0.0  # when the background thread wakes by itself
+        self._brisk = False  # whether what the last driver waited for came soon
+        self._crowded = 0.0  # until when looking would only delay others
         threading.Thread(target=self._watch, name="mesh links", daemon=True).start()
 
     # -------------------------------------------------------------------------------------- sockets
@@ -135,11 +141,30 @@ class Wheel:
     def _drive(self, gate: Gate, end: float) -> None:
         gate.driver = threading.get_ident()
         self._guard.modify(self._epoll.fileno(), 0)
+        begin = time.monotonic()
+        if self._brisk and begin >= self._crowded:
+            self._look_out(gate, begin, end)
         while not gate.open:
             left = end - time.monotonic()
             if left <= 0:
                 return
             self._round(left)
+        self._brisk = time.monotonic() - begin < _BRISK
+
+    def _look_out(self, gate: Gate, now: float, end: float) -> None:
+        """Rounds without sleep, from which nobody needs to wake it. Who else is runnable has the
+        processor in between; where that is somebody who keeps it, a sleeper comes back sooner."""
+        end = min(end, now + _LOOKS)
+        while now < end:
+            self._round(0.0)
+            if gate.open:
+                return
+            before = time.monotonic()
+            os.sched_yield()
+            now = time.monotonic()
+            if now - before > _KEPT:
+                self._crowded = now + _CROWDED
+                return
 
     def _let_go(self) -> None:
         if self._lock._is_owned():  # type: ignore[attr-defined]

@@ -108,3 +108,21 @@ def test_later_runs_elsewhere(wheel):
 def test_one_for_each_process():
     assert shared() is shared()
     assert isinstance(shared(), Wheel)
+
+
+def answer(wheel, gate, seconds):
+    """Opens the gate from another thread, after so long; what the wait took of this one's CPU."""
+    gate.open = False
+    threading.Timer(seconds, gate.set).start()
+    begin = time.thread_time()
+    assert wheel.wait(gate, time.monotonic() + SOON)
+    return time.thread_time() - begin
+
+
+def test_a_long_wait_sleeps_whatever_the_waits_before_it_took():
+    wheel = Wheel()
+    gate = Gate(wheel)
+    for _ in range(20):
+        answer(wheel, gate, 0)  # so fast that it is worth looking
+    assert answer(wheel, gate, 0.5) < 0.1
+    assert answer(wheel, gate, 0.5) < 0.1
