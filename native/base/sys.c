@@ -83,22 +83,6 @@ int tn_sys_nonblocking(int fd)
     return TN_OK;
 }
 
-int tn_sys_cpu(void)
-{
-    return sched_getcpu();
-}
-
-void tn_sys_leave_cpu(void)
-{
-    cpu_set_t all, others;
-    if (sched_getaffinity(0, sizeof(all), &all))
-        return;
-    others = all;
-    CPU_CLR((unsigned)sched_getcpu(), &others);
-    if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof(others), &others))
-        sched_setaffinity(0, sizeof(all), &all);
-}
-
 uint32_t tn_sys_cpus(void)
 {
     cpu_set_t cpus;

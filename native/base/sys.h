@@ -18,9 +18,7 @@ ssize_t tn_sys_process_vm(bool write, pid_t pid, const struct iovec *local, unsi
                           const struct iovec *remote, unsigned long n_remote);
 int tn_sys_random(void *bytes, size_t length); /* 0 or TN_SYSTEM */
 int tn_sys_nonblocking(int fd);
-int tn_sys_cpu(void);        /* that runs this; -1 if that cannot be told */
-void tn_sys_leave_cpu(void); /* for another that this thread may run on, if there is one */
-uint32_t tn_sys_cpus(void);  /* that this thread may run on; 1 if that cannot be told */
+uint32_t tn_sys_cpus(void); /* that this thread may run on; 1 if that cannot be told */
 
 /* Sleeps while *word == expected, at most timeout_ns; returns on wake, change or time-out, and
  * false on a signal. */

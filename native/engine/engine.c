@@ -24,7 +24,7 @@ static void init_locks_and_lists(struct tn_engine *engine)
     tn_list_init(&engine->settling);
     engine->next_deadline = TN_NO_DEADLINE;
     engine->link_tick = UINT64_MAX;
-    engine->epoll_fd = engine->wake_fd = engine->event_fd = -1;
+    engine->epoll_fd = engine->wake_fd = engine->event_fd = engine->crowd.fd = -1;
 }
 
 static int host_lend(struct tn_host *host, int fd, uint32_t *number)
@@ -115,6 +115,7 @@ static void free_all(struct tn_engine *engine)
     if (engine->wake_fd >= 0)
         close(engine->wake_fd);
     tn_aside_release(engine);
+    tn_crowd_close(&engine->crowd);
     pthread_mutex_destroy(&engine->helpers.lock);
     pthread_mutex_destroy(&engine->lock);
     pthread_mutex_destroy(&engine->mover_lock);

@@ -13,6 +13,7 @@
 
 #include "base/list.h"
 #include "base/status.h"
+#include "engine/elsewhere.h"
 #include "memory/region.h"
 #include "providers/provider.h"
 #include "providers/tcp/link.h"
@@ -46,6 +47,18 @@ struct tn_aside {
     pthread_t thread;
     _Atomic bool stopping;
     _Atomic uint32_t rounds; /* futex */
+};
+
+/* What the kernel says of runnable threads; see crowd.c. */
+struct tn_crowd {
+    int fd; /* -1: it says nothing */
+    long processors;
+};
+
+/* What a thread that helps has found. */
+struct tn_manners {
+    uint64_t look_at; /* 0: it has not begun */
+    bool doubt;       /* the last look found no room */
 };
 
 /* Moments of GPUs' streams that transfers wait for; see fence.c. */
@@ -126,13 +139,15 @@ struct tn_engine {
     _Atomic uint64_t next_tick; /* when the links want to look at their heartbeats */
     uint64_t next_sweep; /* driver only: when abandoned guards of shared memory are looked at */
     pthread_t thread;
+    struct tn_elsewhere elsewhere; /* of that thread */
+    struct tn_crowd crowd;
     struct tn_aside aside;
     struct tn_helpers helpers;
 
     pthread_mutex_t work_lock;
     struct tn_list work;                   /* transfers with chunks to copy */
-    _Atomic int work_cpu;                  /* where the last was added */
     _Atomic uint32_t work_calls;           /* how many there have been */
+    _Atomic bool helped;                   /* the background thread copies */
     _Atomic uint64_t chunks[TN_MAX_HANDS]; /* that each thread has copied */
 
     pthread_mutex_t settle_lock;
@@ -206,6 +221,8 @@ int tn_progress_init(struct tn_engine *engine);
 void tn_progress_fini(struct tn_engine *engine);
 void tn_progress_kick(struct tn_engine *engine);
 void tn_progress_wake_background(struct tn_engine *engine);
+/* To help with the copies of a caller that waits; false where there is no processor for it. */
+bool tn_progress_invite(struct tn_engine *engine);
 void tn_progress_announce(struct tn_engine *engine); /* something ended: wake who waits */
 /* Makes progress until done(argument) or the time is over; 1 if done. Returns early (0) on a
  * signal. */
@@ -274,7 +291,11 @@ bool tn_flush_wanted(const struct tn_transfer *transfer);
 void tn_flush_run(struct tn_engine *engine);
 
 /* crowd.c */
-bool tn_crowd_has_room(void); /* for a thread more; costs a few us */
+void tn_crowd_open(struct tn_crowd *crowd);
+/* For so many threads more; costs a few us. */
+bool tn_crowd_has_room(const struct tn_crowd *crowd, long threads);
+bool tn_crowd_lets(const struct tn_crowd *crowd, struct tn_manners *manners); /* the next chunk */
+void tn_crowd_close(struct tn_crowd *crowd);
 bool tn_crowd_fits(const char *loadavg, long processors);
 
 /* work.c */
@@ -313,6 +334,8 @@ void tn_transfer_abort(struct tn_transfer *transfer, int status,
                        const char *text); /* deadline, cancel */
 
 /* prepared.c: lets go of its peer, or does nothing; of all */
+/* `awaited`: the caller goes on to wait for it, and copies. */
+int tn_prepared_start(struct tn_transfer *transfer, uint64_t lifetime_ns, bool awaited);
 void tn_prepared_release(struct tn_transfer *transfer);
 void tn_prepared_release_all(struct tn_engine *engine);
 

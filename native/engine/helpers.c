@@ -8,7 +8,6 @@
 
 #define NEVER UINT64_MAX
 #define CROWDED_SLEEP_NS 500000u
-#define CHUNKS_PER_LOOK 4
 #define AUTOMATIC 4u /* more than so many add little: memory is then what is slow */
 
 uint32_t tn_helpers_hands(const struct tn_engine_options *options)
@@ -20,25 +19,25 @@ uint32_t tn_helpers_hands(const struct tn_engine_options *options)
 
 /* How many were asked for is for the user to know; those that nobody asked for take no processor
  * from anybody. */
-static bool may_help(struct tn_engine *engine, uint32_t chunks)
+static bool may_help(struct tn_engine *engine, struct tn_manners *manners)
 {
-    return engine->options.copy_threads || chunks % CHUNKS_PER_LOOK || tn_crowd_has_room();
+    return engine->options.copy_threads || tn_crowd_lets(&engine->crowd, manners);
 }
 
 static void *run(void *argument)
 {
     struct tn_helper *helper = argument;
     struct tn_engine *engine = helper->engine;
-    uint32_t chunks = 0;
+    struct tn_manners manners = {0};
     prctl(PR_SET_NAME, "transport-copy", 0, 0, 0);
     for (;;) {
         uint32_t calls = atomic_load(&engine->helpers.calls); /* before what they are made for */
         if (atomic_load(&engine->stopping))
             return NULL;
         bool pending = tn_work_pending(engine);
-        if (pending && may_help(engine, chunks) && tn_work_run(engine, helper->hand))
-            chunks++;
-        else
+        if (!pending)
+            manners = (struct tn_manners){0};
+        if (!pending || !may_help(engine, &manners) || !tn_work_run(engine, helper->hand))
             tn_futex_wait(&engine->helpers.calls, calls, pending ? CROWDED_SLEEP_NS : NEVER);
     }
 }

@@ -108,16 +108,21 @@ static int take(struct tn_transfer *transfer, struct tn_peer **peer)
                    "only a prepared transfer can be started, and while its engine is open");
 }
 
-int tn_transfer_start(struct tn_transfer *transfer, uint64_t lifetime_ns)
+int tn_prepared_start(struct tn_transfer *transfer, uint64_t lifetime_ns, bool awaited)
 {
     struct tn_peer *peer;
     int status = take(transfer, &peer);
     if (status != TN_OK)
         return status;
-    transfer->awaited = false;
+    transfer->awaited = awaited;
     status = start(transfer, peer, lifetime_ns);
     leave(transfer);
     return status;
+}
+
+int tn_transfer_start(struct tn_transfer *transfer, uint64_t lifetime_ns)
+{
+    return tn_prepared_start(transfer, lifetime_ns, false);
 }
 
 /* The next run can do without what lets others wait for it, cancel it or give it a deadline. */

@@ -22,10 +22,10 @@
 
 #define MAX_EVENTS 32
 #define MAX_SLEEP_NS 1000000000u
-#define CROWDED_SLEEP_NS 500000u
-#define FOLLOWER_SLEEP_NS 50000000u /* a safety net only */
-#define COPIES_BETWEEN_POLLS 4      /* so that a long copy does not starve the sockets */
-#define REAPING_NS 1000000u         /* completions that keep coming do not starve them longer */
+#define FOLLOWER_SLEEP_NS 50000000u  /* a safety net only */
+#define UNINVITED_SLEEP_NS 50000000u /* the same */
+#define COPYING_NS 400000u           /* so that a long copy does not starve the sockets */
+#define REAPING_NS 1000000u          /* completions that keep coming do not starve them longer */
 #define LOOKS_PER_CLOCK 8
 #define YIELD_NS 20000u /* longer than a small transfer over a NIC takes */
 
@@ -94,6 +94,18 @@ void tn_progress_wake_background(struct tn_engine *engine)
     atomic_fetch_add(&engine->background_word, 1);
     tn_futex_wake(&engine->background_word, 1);
     tn_progress_kick(engine);
+}
+
+/* A helper would take turns with the caller, or with another process's only thread, where no
+ * processor is idle. Where one is, the scheduler has to be told: see elsewhere.h. */
+bool tn_progress_invite(struct tn_engine *engine)
+{
+    if (engine->host.hands < 2 || atomic_load(&engine->helped) ||
+        !tn_crowd_has_room(&engine->crowd, 1))
+        return false;
+    tn_elsewhere_send(&engine->elsewhere);
+    tn_progress_wake_background(engine);
+    return true;
 }
 
 static bool have_chores(struct tn_engine *engine)
@@ -177,8 +189,8 @@ struct goal {
     bool (*done)(void *argument);
     void *argument;
     uint64_t end;
-    uint32_t copies;
-    bool followed; /* its last step was to sleep while another drove */
+    uint64_t pause_at; /* when to look up from copying */
+    bool followed;     /* its last step was to sleep while another drove */
 };
 
 /* The background thread (no goal) makes room for a caller. */
@@ -359,8 +371,11 @@ static bool wait_step(struct tn_engine *engine, struct goal *goal)
 {
     bool copied = tn_work_run(engine, 0);
     goal->followed = false;
-    if (copied && ++goal->copies % COPIES_BETWEEN_POLLS)
+    if (copied && tn_now() < goal->pause_at)
         return true;
+    if (copied)
+        tn_progress_invite(engine);
+    goal->pause_at = tn_now() + COPYING_NS;
     uint32_t turnstile = atomic_load(&engine->turnstile);
     if (goal->done(goal->argument))
         return true;
@@ -379,7 +394,7 @@ static void leave(struct tn_engine *engine, const struct goal *goal)
 {
     atomic_fetch_add(&engine->visits, 1);
     if (atomic_fetch_sub(&engine->waiters, 1) == 1) {
-        if (atomic_load(&engine->background_asleep))
+        if (atomic_load(&engine->background_asleep) || tn_work_pending(engine))
             tn_progress_wake_background(engine);
     } else if (goal->followed && atomic_load(&engine->driving) == TN_NOBODY) {
         offer_wheel(engine);
@@ -402,7 +417,7 @@ int tn_progress_wait(struct tn_engine *engine, bool (*done)(void *argument), voi
                      uint64_t timeout_ns)
 {
     uint64_t now = tn_now();
-    struct goal goal = {.done = done, .argument = argument};
+    struct goal goal = {.done = done, .argument = argument, .pause_at = now + COPYING_NS};
     goal.end = timeout_ns > UINT64_MAX - now ? UINT64_MAX : now + timeout_ns;
     bool undisturbed = true;
     atomic_fetch_add(&engine->visitors, 1);
@@ -426,7 +441,7 @@ static void sleep_in_background(struct tn_engine *engine, uint32_t word)
     atomic_store(&engine->background_asleep, 1);
     if (atomic_load(&engine->waiters))
         tn_futex_wait(&engine->background_word, word,
-                      tn_work_pending(engine) ? CROWDED_SLEEP_NS : MAX_SLEEP_NS);
+                      tn_work_pending(engine) ? UNINVITED_SLEEP_NS : MAX_SLEEP_NS);
     atomic_store(&engine->background_asleep, 0);
 }
 
@@ -465,13 +480,17 @@ static void drive_in_background(struct tn_engine *engine, uint32_t word, struct 
 
 /* One chunk; a caller that waits copies, too, and is helped only where that takes no processor from
  * anybody. */
-static bool help(struct tn_engine *engine, uint32_t copies)
+static bool help(struct tn_engine *engine, struct tn_manners *manners)
 {
     bool waited = atomic_load(&engine->waiters) > 0;
     if (waited && engine->host.hands < 2)
         return false;
-    bool look = waited && copies % COPIES_BETWEEN_POLLS == 0 && tn_work_pending(engine);
-    return (!look || tn_crowd_has_room()) && tn_work_run(engine, 1);
+    bool look = waited && tn_work_pending(engine);
+    if (!look)
+        *manners = (struct tn_manners){0};
+    bool ran = (!look || tn_crowd_lets(&engine->crowd, manners)) && tn_work_run(engine, 1);
+    atomic_store(&engine->helped, ran);
+    return ran;
 }
 
 /* What the background thread knows of calls to copy. */
@@ -480,7 +499,6 @@ struct calls {
     uint64_t patience; /* until when it looks for the next */
 };
 
-/* The scheduler likes to wake a thread where its waker runs: there it could not help. */
 static void answer_call(struct tn_engine *engine, struct calls *calls)
 {
     uint32_t made = atomic_load(&engine->work_calls);
@@ -488,8 +506,6 @@ static void answer_call(struct tn_engine *engine, struct calls *calls)
         return;
     calls->seen = made;
     calls->patience = tn_now() + engine->pace.spin_ns;
-    if (atomic_load(&engine->work_cpu) == tn_sys_cpu())
-        tn_sys_leave_cpu();
 }
 
 /* After a copy the next is often not far, and would be over before this thread had woken: it looks
@@ -508,20 +524,26 @@ static void *background(void *argument)
 {
     struct tn_engine *engine = argument;
     prctl(PR_SET_NAME, "transport", 0, 0, 0);
-    uint32_t copies = 0;
+    uint64_t pause_at = 0; /* when to look up from copying */
+    struct tn_manners manners = {0};
     struct calls calls = {0};
     struct sight last = {0};
+    tn_elsewhere_begin(&engine->elsewhere);
     tn_life_begin(tn_regions_life(engine->host.regions));
     while (!atomic_load(&engine->stopping)) {
         uint32_t word = atomic_load(&engine->background_word);
+        tn_elsewhere_return(&engine->elsewhere);
         answer_call(engine, &calls);
-        bool copied = help(engine, copies);
+        bool copied = help(engine, &manners);
         if (!copied && !tn_work_pending(engine) && linger(engine, &calls))
             continue;
-        if (!copied || ++copies % COPIES_BETWEEN_POLLS == 0)
-            drive_in_background(engine, word, &last, copied);
+        if (copied && tn_now() < pause_at)
+            continue;
+        pause_at = tn_now() + COPYING_NS;
+        drive_in_background(engine, word, &last, copied);
     }
     tn_life_end(tn_regions_life(engine->host.regions));
+    tn_elsewhere_end(&engine->elsewhere);
     return NULL;
 }
 
@@ -554,6 +576,7 @@ int tn_progress_init(struct tn_engine *engine)
     if (status != TN_OK)
         return status;
     tn_look_init(engine);
+    tn_crowd_open(&engine->crowd);
     return tn_progress_thread(&engine->thread, background, engine);
 }
 

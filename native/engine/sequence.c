@@ -23,7 +23,7 @@ static int begin(struct tn_sequence *sequence, const struct tn_step *step, uint6
         struct tn_transfer *transfer = step->transfers[sequence->begun];
         int status = tn_transfer_run_at_once(transfer);
         if (status != TN_OK)
-            status = tn_transfer_start(transfer, lifetime_ns);
+            status = tn_prepared_start(transfer, lifetime_ns, true);
         if (status != TN_OK)
             return status;
         sequence->begun++;

@@ -6,16 +6,18 @@
 void tn_work_add(struct tn_host *host, struct tn_transfer *transfer)
 {
     struct tn_engine *engine = (struct tn_engine *)host;
-    bool help = transfer->n_shares > 2;
+    uint32_t shares = transfer->n_shares;
+    bool awaited = transfer->awaited; /* that thread copies, or wakes the other when it leaves */
     tn_transfer_reference(transfer);
     pthread_mutex_lock(&engine->work_lock);
     tn_list_append(&engine->work, &transfer->working);
     pthread_mutex_unlock(&engine->work_lock);
-    atomic_store(&engine->work_cpu, tn_sys_cpu());
     atomic_fetch_add(&engine->work_calls, 1);
     atomic_fetch_add(&engine->turnstile, 1);
-    tn_progress_wake_background(engine);
-    if (help)
+    bool invited = shares > 1 && tn_progress_invite(engine);
+    if (!invited && !awaited)
+        tn_progress_wake_background(engine);
+    if (shares > 2)
         tn_helpers_call(engine);
 }
 
