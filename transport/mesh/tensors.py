@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _BUSY, _IDLE = 0.05, 1.0  # seconds between looks at what holders say, with leases and without
+_TACT = 1e-3  # seconds in which an answer gets to who waits for it, and may need this processor
 _PATIENCE = 5.0  # seconds for an owner to hear a notice
 
 
@@ -161,6 +163,8 @@ class Tensors(Closing):
                 return
 
     def _run_errands(self) -> None:
+        if self._errands:
+            time.sleep(_TACT)
         while self._errands:
             try:
                 self._errands.popleft()()
