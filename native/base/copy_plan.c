@@ -13,6 +13,7 @@
  * first are timed, a few parts each; of what is larger each transfer tells enough. */
 #define TURNS 4
 #define PER_TRANSFER 4
+#define CLEARLY 5 /* by a fifth */
 
 enum verdict { OPEN, PLAIN, STREAMING };
 
@@ -78,6 +79,16 @@ static uint64_t quartile(_Atomic uint64_t *cost)
     return sorted[SAMPLES / 4];
 }
 
+/* What the size says stands unless the other way is clearly cheaper. A part alone does not tell
+ * what it costs the parts of other threads, and for what just fits into the caches either way has
+ * lucky seconds. */
+static bool judge(uint32_t index, uint64_t plain, uint64_t streaming)
+{
+    if ((uint64_t)TN_COPY_SMALL << index < tn_copy_threshold())
+        return streaming < plain / CLEARLY * (CLEARLY - 1);
+    return plain >= streaming / CLEARLY * (CLEARLY - 1);
+}
+
 void tn_copy_plan_learn(struct tn_copy_plan plan, size_t bytes, uint64_t ns)
 {
     struct magnitude *magnitude = &magnitudes[plan.trial - 1];
@@ -91,8 +102,8 @@ void tn_copy_plan_learn(struct tn_copy_plan plan, size_t bytes, uint64_t ns)
     atomic_store_explicit(&magnitude->cost[way][place], cost, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&magnitude->filled, 1, memory_order_acq_rel) + 1 < 2 * SAMPLES)
         return;
-    /* By more than chance: plain stores leave the bytes where their reader looks first. */
-    bool streaming = quartile(magnitude->cost[1]) < quartile(magnitude->cost[0]) / 20 * 19;
+    bool streaming =
+        judge(plan.trial - 1u, quartile(magnitude->cost[0]), quartile(magnitude->cost[1]));
     atomic_store_explicit(&magnitude->verdict, streaming ? STREAMING : PLAIN, memory_order_release);
 }
 

@@ -101,10 +101,11 @@ static void test_learns(void)
         CHECK(!tn_copy_plan(SIZE_MAX).streaming && !tn_copy_plan(SIZE_MAX).trial);
         return;
     }
-    CHECK(!streams_after(2 * mib, 100, 200) && streams_after(4 * mib, 200, 100));
+    CHECK(!streams_after(2 * mib, 1000, 900) && streams_after(4 * mib, 200, 100));
     CHECK(!tn_copy_plan(4 * mib - 1).streaming && tn_copy_plan(8 * mib - 1).streaming);
     CHECK(!is_settled(8 * mib) && !is_settled(SIZE_MAX));
-    CHECK(!streams_after(SIZE_MAX, 1000, 980) && is_settled(256 * mib));
+    CHECK(streams_after(SIZE_MAX, 1000, 1100) && is_settled(256 * mib));
+    CHECK(!streams_after(128 * mib, 1000, 1300));
 }
 
 /* By trial and after it, whole and cut into parts, every byte arrives. */
