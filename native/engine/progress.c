@@ -535,8 +535,6 @@ static void *background(void *argument)
         tn_elsewhere_return(&engine->elsewhere);
         answer_call(engine, &calls);
         bool copied = help(engine, &manners);
-        if (copied)
-            calls.patience = tn_now() + engine->pace.spin_ns;
         if (!copied && !tn_work_pending(engine) && linger(engine, &calls))
             continue;
         if (copied && tn_now() < pause_at)
