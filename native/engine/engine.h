@@ -223,6 +223,8 @@ void tn_progress_kick(struct tn_engine *engine);
 void tn_progress_wake_background(struct tn_engine *engine);
 /* To help with the copies of a caller that waits; false where there is no processor for it. */
 bool tn_progress_invite(struct tn_engine *engine);
+/* Who would have copied does not, or not any more: others do. */
+void tn_progress_leave_work(struct tn_engine *engine);
 void tn_progress_announce(struct tn_engine *engine); /* something ended: wake who waits */
 /* Makes progress until done(argument) or the time is over; 1 if done. Returns early (0) on a
  * signal. */

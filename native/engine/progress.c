@@ -108,6 +108,12 @@ bool tn_progress_invite(struct tn_engine *engine)
     return true;
 }
 
+void tn_progress_leave_work(struct tn_engine *engine)
+{
+    if (tn_work_pending(engine))
+        tn_progress_wake_background(engine);
+}
+
 static bool have_chores(struct tn_engine *engine)
 {
     pthread_mutex_lock(&engine->settle_lock);
@@ -393,8 +399,9 @@ static bool wait_step(struct tn_engine *engine, struct goal *goal)
 static void leave(struct tn_engine *engine, const struct goal *goal)
 {
     atomic_fetch_add(&engine->visits, 1);
+    tn_progress_leave_work(engine);
     if (atomic_fetch_sub(&engine->waiters, 1) == 1) {
-        if (atomic_load(&engine->background_asleep) || tn_work_pending(engine))
+        if (atomic_load(&engine->background_asleep))
             tn_progress_wake_background(engine);
     } else if (goal->followed && atomic_load(&engine->driving) == TN_NOBODY) {
         offer_wheel(engine);

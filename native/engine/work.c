@@ -7,7 +7,7 @@ void tn_work_add(struct tn_host *host, struct tn_transfer *transfer)
 {
     struct tn_engine *engine = (struct tn_engine *)host;
     uint32_t shares = transfer->n_shares;
-    bool awaited = transfer->awaited; /* that thread copies, or wakes the other when it leaves */
+    bool awaited = transfer->awaited && atomic_load(&transfer->starting); /* by this very thread */
     tn_transfer_reference(transfer);
     pthread_mutex_lock(&engine->work_lock);
     tn_list_append(&engine->work, &transfer->working);

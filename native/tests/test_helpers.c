@@ -167,8 +167,37 @@ static void test_how_many(void)
     free(into);
 }
 
+/* Whoever begins a run that it goes on to wait for is to copy. Where it leaves at once, others do.
+ */
+static void test_a_run_that_its_caller_leaves(uint32_t hands)
+{
+    struct side side;
+    uint8_t *into = malloc(BYTES);
+    open_self(&side, hands);
+    struct tn_transfer *transfer = pair_prepare(&side, &side.remote, TN_OP_READ, into, BYTES, NULL);
+    uint64_t least = LONG;
+    for (int turn = 0; turn < 20; turn++) {
+        struct tn_run_outcome outcome;
+        memset(into, 0, BYTES);
+        int status = tn_transfer_run(transfer, TN_NO_DEADLINE, 0, &outcome);
+        CHECK(status == TN_PENDING || status == TN_OK);
+        uint64_t begun = tn_now();
+        while (!tn_transfer_quiet(transfer) && tn_now() - begun < LONG)
+            usleep(100);
+        least = tn_now() - begun < least ? tn_now() - begun : least;
+        CHECK(tn_transfer_quiet(transfer) && tn_transfer_status(transfer) == TN_OK);
+        CHECK(!memcmp(into, side.memory, BYTES));
+    }
+    CHECK(least < SECOND / 2);
+    tn_transfer_release(transfer);
+    close_self(&side);
+    free(into);
+}
+
 int main(void)
 {
+    test_a_run_that_its_caller_leaves(1);
+    test_a_run_that_its_caller_leaves(2);
     test_all_take_part();
     test_closed_while_they_copy();
     test_a_fork_has_none();
