@@ -482,6 +482,25 @@ def test_one_run_at_a_time(engines, replicas):
         execution.cancel()
 
 
+def test_a_run_that_never_began_holds_up_no_other(engines, replicas):
+    """As where Ctrl-C comes before whoever made it could do anything with it."""
+    execution, into, expected = pulling(engines, replicas)
+    with execution:
+        lost = execution.begin(WAIT)
+        assert not lost.under_way
+        assert not lost.over
+        execution.run(WAIT)
+        assert torch.equal(into, expected)
+        into.zero_()
+        begun = execution.begin(WAIT)
+        begun.launch()
+        assert begun.under_way
+        begun.abandon()
+        assert not begun.under_way
+        execution.run(WAIT)
+        assert torch.equal(into, expected)
+
+
 def test_a_cancelled_run_that_nobody_waits_for_lets_the_memory_go(engines, replicas):
     execution, into, _ = pulling(engines, replicas)
     execution.start(WAIT)
