@@ -37,6 +37,7 @@ class Pair:
     tensors: list[str]  # their names
     at_source: list[str]  # the local tensors that hold them
     at_target: list[str]
+    short: Ints  # elements of each wanted box that no source has, `without` some
 
     @property
     def weight(self) -> int:
@@ -48,7 +49,7 @@ def pairs(source: StateLayout, target: StateLayout, without: frozenset[int]) -> 
     """In order of first use. `without`: source ranks that have nothing.
 
     Raises LayoutError for tensors that the source lacks, whose shapes differ, or of which a target
-    rank needs what no source rank has.
+    rank needs what no source rank has. What only those without had is for `check_cover`.
     """
     names, haves, wants = _matched(source, target)
     sides = Sides()
@@ -71,10 +72,25 @@ def pairs(source: StateLayout, target: StateLayout, without: frozenset[int]) -> 
         a, b = held[id(have)], wanted[id(want)]
         local = [[side[i].tensor for i in group] for side in (haves, wants)]
         named = [names[i] for i in group]
-        pair = Pair(have, want, a, b, sides.overlap(a, b), named, *local)
-        _check_cover(pair, without)
+        overlap = sides.overlap(a, b)
+        # Cells share no element, so a box is covered if and only if the numbers are equal.
+        short = b.boxes.volume - sums(overlap.b, overlap.elements, len(b.boxes.low))
+        pair = Pair(have, want, a, b, overlap, named, *local, short)
+        if short.any() and not without:  # the layouts do not fit
+            _refuse(pair, short, without)
         made.append(pair)
     return made
+
+
+def check_cover(pair: Pair, rank: int | None, without: frozenset[int]) -> None:
+    """Raises LayoutError where a target rank (None: any) needs what only lost sources had."""
+    if not pair.short.any():
+        return
+    pieces = pair.wanted.pieces
+    needed = np.zeros(len(pair.short), bool)
+    needed[pair.wanted.box if rank is None else pair.wanted.box[pieces.rank == rank]] = True
+    if (short := np.where(needed, pair.short, 0)).any():
+        _refuse(pair, short, without)
 
 
 def _matched(
@@ -107,14 +123,6 @@ def _alike(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> list[list[int
     cuts = np.flatnonzero(np.diff(first[place.ravel()][order], prepend=-1)).tolist()
     places: list[int] = order.tolist()
     return [places[a:b] for a, b in itertools.pairwise([*cuts, len(places)])]
-
-
-def _check_cover(pair: Pair, without: frozenset[int]) -> None:
-    """Cells share no element, so a box is covered if and only if the numbers are equal."""
-    found = sums(pair.overlap.b, pair.overlap.elements, len(pair.wanted.boxes.low))
-    short = pair.wanted.boxes.volume - found
-    if short.any():
-        _refuse(pair, short, without)
 
 
 def _refuse(pair: Pair, short: Ints, without: frozenset[int]) -> NoReturn:

@@ -122,7 +122,7 @@ def plan(
 
     Tensors of the source that the target lacks are left out; dtypes may differ. Raises LayoutError
     for tensors that the source lacks, whose shapes differ, or of which nobody has what a target
-    rank needs, before anything is planned, and InvalidUse for what is no layout. A rank that takes
+    rank needs (this one, if it pulls `without` some sources), before anything is planned, and InvalidUse for what is no layout. A rank that takes
     part in none of them copies nothing: its plan is empty. Equal arguments give the same object for
     a while.
     """

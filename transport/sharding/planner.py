@@ -11,7 +11,7 @@ import numpy as np
 
 from transport.sharding.copies import Copies
 from transport.sharding.lines import Lines
-from transport.sharding.pairs import pairs
+from transport.sharding.pairs import check_cover, pairs
 from transport.sharding.parts import Part, of_source, of_target, part
 from transport.sharding.places import PROCESS, Places, Zones
 
@@ -35,11 +35,15 @@ class Planner:
     ) -> None:
         self._ranks = _count(source), _count(target)
         zones = Zones(source_places, target_places, *self._ranks)
-        self.lines = Lines(pairs(source, target, without), zones)
+        self._pairs = pairs(source, target, without)
+        self._without = without
+        self.lines = Lines(self._pairs, zones)
 
     def copies(self, rank: int, direction: str) -> dict[str, Any]:
-        """The arrays of a Plan by name."""
+        """The arrays of a Plan by name. Raises LayoutError where lost sources had what it needs."""
         pull = direction == "pull"
+        for pair in self._pairs if self._without else ():
+            check_cover(pair, rank if pull else None, self._without)
         found = of_target(self.lines, rank) if pull else of_source(self.lines, rank)
         parts = [
             one

@@ -21,7 +21,7 @@ from transport import (
 from transport.config import Settings
 from transport.sharding.layout import Layout
 from transport.sharding.mesh import Mesh
-from transport.sharding.placement import Replicate
+from transport.sharding.placement import Replicate, Shard
 from transport.sharding.state import StateLayout
 
 SECRET = "s" * 32
@@ -181,3 +181,24 @@ def test_different_layouts_and_ranks_twice(trainers, reader):
         pytest.raises(LayoutError, match=r"both .* publish rank 3"),
     ):
         weights.fetch(reader, name, blank(), addresses, deadline=0.3)
+
+
+def test_a_reader_needs_only_those_that_have_what_it_reads(reader):
+    rows, halves = (
+        StateLayout({"w": Layout.placed((8, 4), "float32", Mesh((n,)), [Shard(0)])}) for n in (4, 2)
+    )
+    whole = torch.arange(32.0).view(8, 4)
+    engines = [Engine(name=f"row{rank}") for rank in range(4)]
+    made = [
+        weights.publish(it, "w", {"w": shard.clone()}, 1, layout=rows, rank=rank)
+        for rank, (it, shard) in enumerate(zip(engines, whole.chunk(4)))
+    ]
+    made[0].close()
+    addresses = [it.addresses[0] for it in engines]
+    into = torch.zeros(4, 4)
+    weights.fetch(reader, "w", {"w": into}, addresses, layout=halves, rank=1, deadline=WAIT)
+    assert torch.equal(into, whole[4:])
+    with pytest.raises(Unavailable, match="needed by target rank 0 once source rank 0 may not"):
+        weights.fetch(reader, "w", {"w": into}, addresses, layout=halves, rank=0, deadline=0.5)
+    for one in (*made, *engines):
+        one.close()
