@@ -101,7 +101,7 @@ void tn_progress_wake_background(struct tn_engine *engine)
 bool tn_progress_invite(struct tn_engine *engine)
 {
     if (engine->host.hands < 2 || atomic_load(&engine->helped) ||
-        !tn_crowd_has_room(&engine->crowd, 1))
+        tn_elsewhere_is_here(&engine->elsewhere) || !tn_crowd_has_room(&engine->crowd, 1))
         return false;
     tn_elsewhere_send(&engine->elsewhere);
     tn_progress_wake_background(engine);

@@ -14,6 +14,7 @@ from transport.engine import allocate
 from transport.errors import InvalidUse
 from transport.ffi import ffi, lib
 from transport.memory.host import host_view
+from transport.memory.needs import needed_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,7 +49,7 @@ class _Group:
 
 def adopt(core: Core, what: Any, access: Access) -> Adopted:
     """See `Engine.adopt`."""
-    import torch
+    torch = needed_torch()
 
     groups: dict[int, _Group] = {}  # by id of the storage, which the group keeps alive
     for name, tensor in _tensors(torch, what, ""):

@@ -11,6 +11,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from transport.engine import allocate
+from transport.memory.needs import needed_torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ def pool(core: Core, access: Access) -> Any:
 
 @functools.cache
 def _mode_class() -> Any:
-    import torch
+    torch = needed_torch()
     from torch.overrides import TorchFunctionMode
 
     fills = _fills(torch)

@@ -92,7 +92,7 @@ class Grant(Handle):
     """The right to use some tensors, until it is closed. Made by `Engine.grant`.
 
     Keeps their memory alive. Keep it as long as peers shall use the memory: one that is dropped is
-    closed soon.
+    closed by the next call of its engine.
     """
 
     _instead = "send its handles"

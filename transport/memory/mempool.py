@@ -1,8 +1,8 @@
 """`with transport.gpu_pool():` torch's CUDA allocator takes its segments from this library.
 
-May import ffi, device and errors; imports torch when it is used. torch cuts tensors out of segments
-by itself. Each segment is memory of the kind that `Engine.empty` gives: shareable with processes of
-this host, known to NICs by one registration, however many tensors lie in it.
+May import ffi, device, needs and errors; imports torch when it is used. torch cuts tensors out of
+segments by itself. Each segment is memory of the kind that `Engine.empty` gives: shareable with
+processes of this host, known to NICs by one registration, however many tensors lie in it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from transport.errors import Unavailable
 from transport.ffi import LIBRARY
 from transport.memory.device import parse
+from transport.memory.needs import needed_torch
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -35,10 +36,7 @@ def gpu_pool(device: Any = None) -> Generator[Any]:
 
 
 def _torch() -> Any:
-    try:
-        import torch
-    except ImportError:
-        raise Unavailable("torch is not installed", "pip install torch") from None
+    torch = needed_torch()
     if not torch.cuda.is_available():
         raise Unavailable("this torch sees no GPU", "`transport doctor` tells what the driver says")
     if not hasattr(torch.cuda, "MemPool") or not hasattr(torch.cuda, "use_mem_pool"):

@@ -275,8 +275,8 @@ class Region(Handle):
     """Memory that you registered. It keeps the tensor alive until it is closed and quiet.
 
     Made by `Engine.register`. A strided tensor's region covers all bytes between its first and its
-    last element. Keep it as long as peers shall use the memory: one that is dropped is closed soon,
-    and its handles raise StaleRegion.
+    last element. Keep it as long as peers shall use the memory: one that is dropped is closed by
+    the next call of its engine, and its handles raise StaleRegion.
     """
 
     _instead = "send region.remote()"

@@ -73,7 +73,8 @@ def endpoint(function: Callable[Concatenate[S, P], R]) -> EndpointMethod[S, P, R
 def endpoints(actor: type[Actor]) -> dict[str, EndpointMethod[Any, Any, Any]]:
     """All of a class, by name. Raises InvalidUse for what is no class of actors."""
     if not _is_actor_class(actor):
-        raise InvalidUse(f"{actor!r:.80} is no subclass of transport.Actor")
+        words = "is no subclass of transport.Actor: spawn(name, class, *arguments)"
+        raise InvalidUse(f"{actor!r:.80} {words}")
     found = {name: getattr(actor, name, None) for name in dir(actor)}
     return {name: each for name, each in found.items() if isinstance(each, EndpointMethod)}
 

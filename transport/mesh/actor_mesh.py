@@ -41,8 +41,9 @@ class ActorMesh:
 
     def __getattr__(self, method: str) -> Endpoint[Any]:
         if method.startswith("__") or method not in self.__dict__.get("_methods", ()):
-            there = ", ".join(sorted(self.__dict__.get("_methods", ())))
-            raise AttributeError(f"{method!r} is no endpoint of these actors; there are: {there}")
+            methods = ", ".join(sorted(self.__dict__.get("_methods", ())))
+            there = f"there are: {methods}" if methods else "none of their methods has @endpoint"
+            raise AttributeError(f"{method!r} is no endpoint of these actors; {there}")
         team, shape, spawned = self._team, self._shape, self._spawned
         return Endpoint(team, shape, self._actor, self._name, method, spawned=spawned)
 

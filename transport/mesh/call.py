@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar
 
 from transport.errors import InvalidUse
 from transport.mesh import context, payload
@@ -224,6 +224,12 @@ class Endpoint(Generic[T]):
             return 0
         own = any(self._team.door(rank) == here.door for rank in ranks)
         return here.thread if own else 0
+
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises TypeError: how many answer, and who waits for them, is to be said."""
+        name = f"{self._name}.{self._method}"
+        words = "call_one(...), call(...), choose(...), stream(...) or broadcast(...)"
+        raise TypeError(f"{name} is not called by itself: {name}.{words}")
 
     def __repr__(self) -> str:
         return f"<endpoint {self._name}.{self._method} of {self._shape.describe()}>"

@@ -106,13 +106,15 @@ class Future(Generic[T]):
                 if reply.failed and self._first_failed is None:
                     self._first_failed = reply
             done, last = self.done(), not self._missing
-            watchers, self._watchers = (self._watchers, []) if done else ([], self._watchers)
+            watchers = tuple(self._watchers) if done else ()
             gates = tuple(self._gates) if done else ()
         for gate in gates:
             gate.set()
         for loop, waiter in watchers:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(_wake, waiter)
+        if done:  # not before: after Ctrl-C in between the same reply comes once more (link.py)
+            self._watchers.clear()
         if late:
             reply.drop()
         if last:
@@ -222,8 +224,8 @@ class Future(Generic[T]):
                 self._outcome = False, error.with_traceback(None)
 
     def __del__(self) -> None:
-        if self._outcome is not None:
-            return
+        if getattr(self, "_watchers", None) is None or self._outcome is not None:
+            return  # Ctrl-C may have come before it was made
         failed = self._first_failed
         _drop_all(reply for reply in self._replies if reply is not failed)
         if failed is not None and not self.unasked and not getattr(failed, "expected", False):

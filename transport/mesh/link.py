@@ -96,12 +96,20 @@ class Link:
 
     # -------------------------------------------------------------------------------------- sending
     def _send_now(self, parts: list[memoryview]) -> None:
+        sent: list[int] = []
         try:
-            sent = self._socket.sendmsg(parts)
+            sent.extend(map(self._socket.sendmsg, (parts,)))  # one step: Ctrl-C comes behind it
         except (BlockingIOError, InterruptedError):
-            sent = 0
+            pass
         except OSError as error:
             raise PeerLost(f"the link broke: {error.strerror or error}") from None
+        except BaseException:
+            self._keep(parts, sum(sent))
+            raise
+        self._keep(parts, sum(sent))
+
+    def _keep(self, parts: list[memoryview], sent: int) -> None:
+        """What the socket did not take."""
         rest = [part[sent:] for part in parts[:1]]
         rest += [part[max(sent - len(parts[0]), 0) :] for part in parts[1:]]
         self._backlog.extend(part for part in rest if part)
@@ -112,16 +120,23 @@ class Link:
     def _flush(self) -> None:
         with self._sending:
             while self._backlog:
-                part = self._backlog[0]
-                sent = self._socket.send(part)
-                self._waiting -= sent
-                if not self.full:
-                    self._let_go()
-                if sent < len(part):
-                    self._backlog[0] = part[sent:]
-                else:
-                    self._backlog.popleft()
+                sent: list[int] = []
+                try:
+                    sent.extend(map(self._socket.send, (self._backlog[0],)))  # as above
+                finally:
+                    self._went(sum(sent))
             self._wheel.want_room(self._fd, False)
+
+    def _went(self, sent: int) -> None:
+        """Of the first part that waits."""
+        part = self._backlog[0]
+        if sent < len(part):
+            self._backlog[0] = part[sent:]
+        else:
+            self._backlog.popleft()
+        self._waiting -= sent
+        if not self.full:
+            self._let_go()
 
     def _let_go(self) -> None:
         while self._gates:

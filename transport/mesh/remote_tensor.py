@@ -62,6 +62,10 @@ class RemoteTensor:
         """For transfers of your own. It is valid while this RemoteTensor is."""
         return self._handle
 
+    def __getattr__(self, name: str) -> NoReturn:
+        words = "it is elsewhere, and only its description is here: use .fetch()"
+        raise AttributeError(f"a RemoteTensor has no {name!r}: {words}")
+
     def __len__(self) -> int:
         return len(self._handle)
 

@@ -134,7 +134,12 @@ class Wheel:
                     continue
             finally:
                 gate.driver = 0
-                self._let_go()
+                try:
+                    self._let_go()
+                except BaseException:  # Ctrl-C in the middle of it: others could never drive again
+                    self._let_go()
+                    self._guard.modify(self._epoll.fileno(), _ONCE)
+                    raise
             self._sleep(gate, end)
         return True
 

@@ -70,12 +70,12 @@ def pairs(source: StateLayout, target: StateLayout, without: frozenset[int]) -> 
         if id(want) not in wanted:
             wanted[id(want)] = sides.wanted(want)
         a, b = held[id(have)], wanted[id(want)]
-        local = [[side[i].tensor for i in group] for side in (haves, wants)]
+        source_names, target_names = ([side[i].tensor for i in group] for side in (haves, wants))
         named = [names[i] for i in group]
         overlap = sides.overlap(a, b)
         # Cells share no element, so a box is covered if and only if the numbers are equal.
         short = b.boxes.volume - sums(overlap.b, overlap.elements, len(b.boxes.low))
-        pair = Pair(have, want, a, b, overlap, named, *local, short)
+        pair = Pair(have, want, a, b, overlap, named, source_names, target_names, short)
         if short.any() and not without:  # the layouts do not fit
             _refuse(pair, short, without)
         made.append(pair)

@@ -122,9 +122,9 @@ def plan(
 
     Tensors of the source that the target lacks are left out; dtypes may differ. Raises LayoutError
     for tensors that the source lacks, whose shapes differ, or of which nobody has what a target
-    rank needs (this one, if it pulls `without` some sources), before anything is planned, and InvalidUse for what is no layout. A rank that takes
-    part in none of them copies nothing: its plan is empty. Equal arguments give the same object for
-    a while.
+    rank needs (this one, if it pulls `without` some sources), before anything is planned, and
+    InvalidUse for what is no layout. A rank that takes part in none of them copies nothing: its
+    plan is empty. Equal arguments give the same object for a while.
     """
     number: Any = rank
     sides: dict[str, Any] = {"source": source, "target": target}
