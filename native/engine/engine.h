@@ -221,10 +221,6 @@ int tn_progress_init(struct tn_engine *engine);
 void tn_progress_fini(struct tn_engine *engine);
 void tn_progress_kick(struct tn_engine *engine);
 void tn_progress_wake_background(struct tn_engine *engine);
-/* To help with the copies of a caller that waits; false where there is no processor for it. */
-bool tn_progress_invite(struct tn_engine *engine);
-/* Who would have copied does not, or not any more: others do. */
-void tn_progress_leave_work(struct tn_engine *engine);
 void tn_progress_announce(struct tn_engine *engine); /* something ended: wake who waits */
 /* Makes progress until done(argument) or the time is over; 1 if done. Returns early (0) on a
  * signal. */
@@ -304,6 +300,10 @@ bool tn_crowd_fits(const char *loadavg, long processors);
 void tn_work_add(struct tn_host *host, struct tn_transfer *transfer);
 bool tn_work_run(struct tn_engine *engine, uint32_t hand); /* one chunk; false: there was none */
 bool tn_work_pending(struct tn_engine *engine);
+/* To help with the copies of a caller that waits; false where there is no processor for it. */
+bool tn_work_invite(struct tn_engine *engine);
+/* Who would have copied does not, or not any more: others do. */
+void tn_work_leave(struct tn_engine *engine);
 
 /* batch.c */
 /* Checks everything and copies it; the local regions are counted in. Nothing has begun: the

@@ -96,24 +96,6 @@ void tn_progress_wake_background(struct tn_engine *engine)
     tn_progress_kick(engine);
 }
 
-/* A helper would take turns with the caller, or with another process's only thread, where no
- * processor is idle. Where one is, the scheduler has to be told: see elsewhere.h. */
-bool tn_progress_invite(struct tn_engine *engine)
-{
-    if (engine->host.hands < 2 || atomic_load(&engine->helped) ||
-        tn_elsewhere_is_here(&engine->elsewhere) || !tn_crowd_has_room(&engine->crowd, 1))
-        return false;
-    tn_elsewhere_send(&engine->elsewhere);
-    tn_progress_wake_background(engine);
-    return true;
-}
-
-void tn_progress_leave_work(struct tn_engine *engine)
-{
-    if (tn_work_pending(engine))
-        tn_progress_wake_background(engine);
-}
-
 static bool have_chores(struct tn_engine *engine)
 {
     pthread_mutex_lock(&engine->settle_lock);
@@ -380,7 +362,7 @@ static bool wait_step(struct tn_engine *engine, struct goal *goal)
     if (copied && tn_now() < goal->pause_at)
         return true;
     if (copied)
-        tn_progress_invite(engine);
+        tn_work_invite(engine);
     goal->pause_at = tn_now() + COPYING_NS;
     uint32_t turnstile = atomic_load(&engine->turnstile);
     if (goal->done(goal->argument))
@@ -399,7 +381,7 @@ static bool wait_step(struct tn_engine *engine, struct goal *goal)
 static void leave(struct tn_engine *engine, const struct goal *goal)
 {
     atomic_fetch_add(&engine->visits, 1);
-    tn_progress_leave_work(engine);
+    tn_work_leave(engine);
     if (atomic_fetch_sub(&engine->waiters, 1) == 1) {
         if (atomic_load(&engine->background_asleep))
             tn_progress_wake_background(engine);

@@ -53,7 +53,7 @@ int tn_sequence_run(struct tn_sequence *sequence, uint64_t lifetime_ns, uint64_t
         if (status == TN_OK)
             status = await(step, end);
         else if (sequence->begun)
-            tn_progress_leave_work((struct tn_engine *)step->transfers[0]->host);
+            tn_work_leave((struct tn_engine *)step->transfers[0]->host);
         if (status != TN_OK)
             return status;
         if (step->bytes && memcmp(step->found, step->expected, step->bytes) != 0)

@@ -1,7 +1,18 @@
 /* The work list: transfers with chunks to copy, which waiting callers and the background thread do
  * alike. */
-#include "base/sys.h"
 #include "engine/engine.h"
+
+/* A helper would take turns with the caller, or with another process's only thread, where no
+ * processor is idle. Where one is, the scheduler has to be told: see elsewhere.h. */
+bool tn_work_invite(struct tn_engine *engine)
+{
+    if (engine->host.hands < 2 || atomic_load(&engine->helped) ||
+        tn_elsewhere_is_here(&engine->elsewhere) || !tn_crowd_has_room(&engine->crowd, 1))
+        return false;
+    tn_elsewhere_send(&engine->elsewhere);
+    tn_progress_wake_background(engine);
+    return true;
+}
 
 void tn_work_add(struct tn_host *host, struct tn_transfer *transfer)
 {
@@ -14,7 +25,7 @@ void tn_work_add(struct tn_host *host, struct tn_transfer *transfer)
     pthread_mutex_unlock(&engine->work_lock);
     atomic_fetch_add(&engine->work_calls, 1);
     atomic_fetch_add(&engine->turnstile, 1);
-    bool invited = shares > 1 && tn_progress_invite(engine);
+    bool invited = shares > 1 && tn_work_invite(engine);
     if (!invited && !awaited)
         tn_progress_wake_background(engine);
     if (shares > 2)
@@ -61,4 +72,10 @@ bool tn_work_pending(struct tn_engine *engine)
     bool have = !tn_list_empty(&engine->work);
     pthread_mutex_unlock(&engine->work_lock);
     return have;
+}
+
+void tn_work_leave(struct tn_engine *engine)
+{
+    if (tn_work_pending(engine))
+        tn_progress_wake_background(engine);
 }

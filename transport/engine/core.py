@@ -132,23 +132,26 @@ class Core:
         try:
             self._open_endpoints(found)
             me = Self(self.incarnation, name, listen, advertise)
-            self.control = ControlPlane(
-                self.native,
-                settings,
-                oneself=me,
-                secret=resolve(secret, settings),
-                endpoints=self._endpoints,
-                absent={**registry.left_out(self.paths.identifiers), **self.unused},
-                callbacks=Callbacks(
-                    on_retired=self._on_retired,
-                    on_provider=self._on_provider_changed,
-                    on_lost=self._on_lost,
-                ),
-            )
+            self.control = self._open_control(me, secret)
             self.names = Names(self)
         except BaseException:
             self.close()
             raise
+
+    def _open_control(self, oneself: Self, secret: Source) -> ControlPlane:
+        return ControlPlane(
+            self.native,
+            self.settings,
+            oneself=oneself,
+            secret=resolve(secret, self.settings),
+            endpoints=self._endpoints,
+            absent={**registry.left_out(self.paths.identifiers), **self.unused},
+            callbacks=Callbacks(
+                on_retired=self._on_retired,
+                on_provider=self._on_provider_changed,
+                on_lost=self._on_lost,
+            ),
+        )
 
     # ------------------------------------------------------------------------------- calls come in
     def __enter__(self) -> Core:
