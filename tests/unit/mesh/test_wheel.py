@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 
@@ -126,3 +127,27 @@ def test_a_long_wait_sleeps_whatever_the_waits_before_it_took():
         answer(wheel, gate, 0)  # so fast that it is worth looking
     assert answer(wheel, gate, 0.5) < 0.1
     assert answer(wheel, gate, 0.5) < 0.1
+
+
+def test_ctrl_c_while_it_lets_go_keeps_no_other_from_driving():
+    wheel = Wheel()
+    gate, other = Gate(wheel), Gate(wheel)
+
+    def strike(frame, event, _):
+        if event == "call" and frame.f_code is Wheel._let_go.__code__:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    threading.Timer(0.1, gate.set).start()
+    sys.setprofile(strike)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            wheel.wait(gate, time.monotonic() + SOON)
+    finally:
+        sys.setprofile(None)
+    waiter = threading.Thread(target=wheel.wait, args=(other, time.monotonic() + SOON), daemon=True)
+    waiter.start()
+    until(lambda: other.driver)
+    other.set()
+    waiter.join(SOON)
+    assert not waiter.is_alive()
