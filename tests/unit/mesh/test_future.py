@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 import weakref
 
 import pytest
+from patience import until
 from possessions import uncollected
 
 from transport import ActorCrashed, Future, InvalidUse
@@ -171,3 +173,29 @@ def test_who_asked_for_a_failure_is_not_kept_by_it():
         with pytest.raises(ActorCrashed, match="gone"):
             ask()
         assert seen[0]() is None
+
+
+def test_ctrl_c_while_a_loop_is_told_loses_it_not():
+    """The same reply comes once more then (link.py)."""
+    future, got = Future(1, sum), []
+
+    async def wait():
+        got.append(await future)
+
+    def strike(frame, event, _):
+        if event == "call" and frame.f_code.co_name == "call_soon_threadsafe":
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    thread = threading.Thread(target=lambda: asyncio.run(wait()), daemon=True)
+    thread.start()
+    until(lambda: future._watchers)
+    sys.setprofile(strike)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            future.settle(0, Came(3))
+    finally:
+        sys.setprofile(None)
+    future.settle(0, Came(3))
+    thread.join(30)
+    assert got == [3]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -124,3 +125,25 @@ def test_an_interrupted_handler_sees_its_message_again():
             incoming.read()
         incoming.read()
     assert heard == [0, 1, 1, 2, 3]
+
+
+@pytest.mark.parametrize("size", [10, 20 << 20])
+def test_ctrl_c_right_after_a_send_neither_loses_the_rest_nor_sends_it_twice(size):
+    def strike(frame, event, called):
+        if event != "c_return" or frame.f_code is not Link._send_now.__code__:
+            return
+        if called.__name__ in ("sendmsg", "extend"):
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    body = bytes(range(250)) * (size // 250) + bytes(size % 250)
+    with two_ends() as (a, b):
+        sys.setprofile(strike)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                a.link.send(m.Answer(1, True), body)
+        finally:
+            sys.setprofile(None)
+        a.link.send(m.Ping(2))
+        assert b.heard.get(timeout=30) == (m.Answer(1, True), body)
+        assert b.heard.get(timeout=30) == (m.Ping(2), b"")
